@@ -1,0 +1,6 @@
+-- 90_privileges: nothing for PUBLIC.  outbox.grant_access() gives what a role needs.
+
+REVOKE ALL ON ALL ROUTINES IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON SCHEMA outbox FROM PUBLIC;

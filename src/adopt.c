@@ -1,0 +1,83 @@
+/*
+ * adopt.c
+ *		outbox.adopt(): deliver copied data from here.
+ *
+ * Data that was restored, or came with a template, was routed elsewhere: everything but
+ * enqueue stops until this function.  It gives new positions an offset above everything
+ * stored, while no transaction that enqueues is open, repeats the stored frontier as
+ * ours, and routes what lies behind it: what the copy had not yet routed is new here.
+ *
+ * Locks: ShareLock on the log's segment, which waits for enqueuers and holds new ones up,
+ * and the routing lock, both to the end of the transaction.
+ */
+#include "catalog.h"
+#include "log.h"
+#include "route.h"
+#include "statement.h"
+
+#include "storage/lmgr.h"
+
+PG_FUNCTION_INFO_V1(outbox_adopt);
+
+static bool needs_adoption(const Frontier *frontier);
+static void find_roles_again(void);
+
+static bool
+needs_adoption(const Frontier *frontier)
+{
+	Identity	identity;
+
+	if (frontier->id != 0)
+		return !identity_is_here(frontier->system_identifier, frontier->database);
+	identity_read(&identity);
+	return identity.foreign;
+}
+
+/* Roles have other OIDs in another cluster. */
+static void
+find_roles_again(void)
+{
+	Statement	handlers;
+	Statement	access;
+
+	statement_init(&handlers,
+				   "UPDATE outbox.handler AS h SET role_oid = COALESCE((SELECT r.oid"
+				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) h.role_name), 0)");
+	(void) statement_run_guarded(&handlers);
+	statement_init(&access,
+				   "DELETE FROM outbox.access AS a WHERE NOT EXISTS (SELECT"
+				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name)");
+	(void) statement_run_guarded(&access);
+	statement_init(&access,
+				   "UPDATE outbox.access AS a SET role_oid = r.oid FROM pg_catalog.pg_roles r"
+				   " WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name");
+	(void) statement_run_guarded(&access);
+}
+
+Datum
+outbox_adopt(PG_FUNCTION_ARGS)
+{
+	Frontier	stored;
+	Frontier	ours;
+	Identity	identity;
+
+	session_begin("outbox.adopt()");
+	LockRelationOid(log_segment_for_writing(), ShareLock);
+	routing_lock_wait();
+
+	frontier_read(&stored, snapshot_push());
+	if (!needs_adoption(&stored))
+	{
+		snapshot_pop();
+		PG_RETURN_BOOL(false);
+	}
+	identity_take_over(true);
+	identity_read(&identity);
+	find_roles_again();
+	ours = stored;
+	ours.offset = identity.offset;
+	frontier_append(&stored, &ours);
+	snapshot_pop();
+	(void) route(0);
+	PG_RETURN_BOOL(true);
+}

@@ -1,0 +1,170 @@
+/*
+ * catalog.c
+ *		OIDs of the extension and of its tables, and the locks that hang on them.
+ *
+ * OIDs are looked up by name and cached until a relcache message names one of them (or
+ * all): so DROP EXTENSION and CREATE EXTENSION in one session, REINDEX CONCURRENTLY and
+ * the like need nothing else.  The extension is asked for by name before its tables: a
+ * schema may exist without it.
+ */
+#include "catalog.h"
+
+#include "catalog/namespace.h"
+#include "catalog/pg_extension.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#define OUTBOX_SCHEMA "outbox"
+
+/* Sub-object number of the routing lock: no column, no other object has it. */
+#define ROUTING_LOCK_SUBID 0x4F42
+
+static const char *const object_names[OUTBOX_OBJECTS] = {
+	[OB_LOG_0] = "log_0",
+	[OB_IDENTITY] = "identity",
+	[OB_FRONTIER] = "frontier",
+	[OB_SUBSCRIPTION] = "subscription",
+	[OB_HANDLER] = "handler",
+	[OB_DELIVERY] = "delivery",
+	[OB_SELF_ROUTED] = "self_routed",
+	[OB_DEDUPE] = "dedupe",
+	[OB_ACCESS] = "access",
+	[OB_FRONTIER_PKEY] = "frontier_pkey",
+	[OB_SELF_ROUTED_PKEY] = "self_routed_pkey",
+	[OB_SUBSCRIPTION_PKEY] = "subscription_pkey",
+	[OB_SUBSCRIPTION_NAME_KEY] = "subscription_name_key",
+	[OB_DELIVERY_PKEY] = "delivery_pkey",
+	[OB_DELIVERY_READY_IDX] = "delivery_ready_idx",
+	[OB_DELIVERY_TOKEN_IDX] = "delivery_token_idx",
+	[OB_DELIVERY_LEASE_IDX] = "delivery_lease_idx",
+	[OB_DELIVERY_DEAD_IDX] = "delivery_dead_idx",
+	[OB_DELIVERY_UNHANDLED_IDX] = "delivery_unhandled_idx",
+	[OB_DELIVERY_LOW_IDX] = "delivery_low_idx",
+	[OB_DELIVERY_ID_SEQ] = "delivery_id_seq",
+	[OB_MESSAGE_TYPE] = "message",
+	[OB_CLAIMED_MESSAGE_TYPE] = "claimed_message",
+};
+
+static Oid	extension_oid = InvalidOid;
+static Oid	object_oids[OUTBOX_OBJECTS];
+static TupleDesc row_types[OUTBOX_OBJECTS];
+
+static void forget(Datum argument, Oid relation);
+static void look_up_extension(void);
+
+void
+catalog_register_callbacks(void)
+{
+	CacheRegisterRelcacheCallback(forget, (Datum) 0);
+}
+
+static void
+forget(Datum argument, Oid relation)
+{
+	bool		ours = (relation == InvalidOid);
+
+	for (int i = 0; i < OUTBOX_OBJECTS && !ours; i++)
+		ours = (object_oids[i] == relation);
+	if (!ours)
+		return;
+
+	extension_oid = InvalidOid;
+	memset(object_oids, 0, sizeof(object_oids));
+	identity_forget();
+}
+
+static void
+look_up_extension(void)
+{
+	if (OidIsValid(extension_oid))
+		return;
+	extension_oid = get_extension_oid("outbox", true);
+	if (!OidIsValid(extension_oid))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"outbox\" does not exist in this database"),
+				 errhint("Run CREATE EXTENSION outbox.")));
+}
+
+Oid
+outbox_extension(void)
+{
+	look_up_extension();
+	return extension_oid;
+}
+
+Oid
+outbox_oid(OutboxObject object)
+{
+	Oid			found = object_oids[object];
+
+	if (OidIsValid(found))
+		return found;
+
+	look_up_extension();
+	found = get_relname_relid(object_names[object], get_namespace_oid(OUTBOX_SCHEMA, false));
+	if (!OidIsValid(found))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation \"%s.%s\" does not exist", OUTBOX_SCHEMA, object_names[object]),
+				 errdetail("It is part of the extension."),
+				 errhint("Restore it, or create the extension again.")));
+	object_oids[object] = found;
+	return found;
+}
+
+/* The tables' owner: as REASSIGN OWNED leaves it. */
+Oid
+outbox_owner(void)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(outbox_oid(OB_DELIVERY)));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", outbox_oid(OB_DELIVERY));
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/* Row types cannot be altered while they are members of the extension and in use. */
+TupleDesc
+outbox_row_type(OutboxObject type)
+{
+	Oid			type_oid = get_rel_type_id(outbox_oid(type));
+
+	if (row_types[type] == NULL || row_types[type]->tdtypeid != type_oid)
+	{
+		TupleDesc	desc = lookup_rowtype_tupdesc_copy(type_oid, -1);
+		MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+
+		row_types[type] = BlessTupleDesc(CreateTupleDescCopy(desc));
+		row_types[type]->tdtypeid = type_oid;
+		MemoryContextSwitchTo(caller);
+	}
+	return row_types[type];
+}
+
+void
+routing_locktag(LOCKTAG *tag)
+{
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, ExtensionRelationId, outbox_extension(),
+					   ROUTING_LOCK_SUBID);
+}
+
+void
+subscription_lock(int64 subscription_id, LOCKMODE mode)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, outbox_oid(OB_SUBSCRIPTION), (uint32) subscription_id, 0);
+	(void) LockAcquire(&tag, mode, false, false);
+}

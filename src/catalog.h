@@ -1,0 +1,79 @@
+/*
+ * catalog.h
+ *		OIDs of the extension and of its tables, and whose data this is.
+ */
+#ifndef OUTBOX_CATALOG_H
+#define OUTBOX_CATALOG_H
+
+#include "outbox.h"
+
+#include "access/tupdesc.h"
+#include "storage/lock.h"
+#include "utils/relcache.h"
+
+/* Tables, indexes and row types that C code opens; names in catalog.c, same order. */
+typedef enum OutboxObject
+{
+	OB_LOG_0,
+	OB_IDENTITY,
+	OB_FRONTIER,
+	OB_SUBSCRIPTION,
+	OB_HANDLER,
+	OB_DELIVERY,
+	OB_SELF_ROUTED,
+	OB_DEDUPE,
+	OB_ACCESS,
+	OB_FRONTIER_PKEY,
+	OB_SELF_ROUTED_PKEY,
+	OB_SUBSCRIPTION_PKEY,
+	OB_SUBSCRIPTION_NAME_KEY,
+	OB_DELIVERY_PKEY,
+	OB_DELIVERY_READY_IDX,
+	OB_DELIVERY_TOKEN_IDX,
+	OB_DELIVERY_LEASE_IDX,
+	OB_DELIVERY_DEAD_IDX,
+	OB_DELIVERY_UNHANDLED_IDX,
+	OB_DELIVERY_LOW_IDX,
+	OB_DELIVERY_ID_SEQ,
+	OB_MESSAGE_TYPE,
+	OB_CLAIMED_MESSAGE_TYPE,
+	OUTBOX_OBJECTS
+} OutboxObject;
+
+/* OID by name, cached until the object changes; 55000 where the extension is absent */
+extern Oid	outbox_oid(OutboxObject object);
+extern Oid	outbox_extension(void);
+extern Oid	outbox_owner(void);
+/* descriptor of outbox.message or outbox.claimed_message, blessed; not to be freed */
+extern TupleDesc outbox_row_type(OutboxObject type);
+extern void catalog_register_callbacks(void);
+
+/*
+ * Locks of ours, of a kind that users cannot take: object locks on the extension.
+ * Order: routing lock, then subscription locks, then rows.
+ */
+extern void routing_locktag(LOCKTAG *tag);
+/* shared by claims to their commit, exclusive for unsubscribe */
+extern void subscription_lock(int64 subscription_id, LOCKMODE mode);
+
+/* Identity of the data, see design of copies in docs/internals.md */
+typedef struct Identity
+{
+	bool		exists;
+	bool		foreign;		/* made by another cluster or database */
+	int64		offset;			/* of positions */
+} Identity;
+
+/* after an invalidation */
+extern void identity_forget(void);
+extern void identity_read(Identity *identity);
+extern bool identity_is_here(int64 system_id, Oid database);
+/* gives new positions an offset above everything stored and makes the identity ours */
+extern void identity_take_over(bool force);
+/* offset for new positions; gives a new one where the stored identity is foreign */
+extern int64 identity_offset_for_enqueue(void);
+/* under the routing lock: makes identity and the subscription "default" at first use */
+extern void identity_ensure(void);
+extern int64 system_identifier(void);
+
+#endif							/* OUTBOX_CATALOG_H */

@@ -1,0 +1,478 @@
+/*
+ * claim.c
+ *		Claims: runs that are due go to a consumer under a lease.
+ *
+ * A claim locks run rows first, skipping those that others hold, then takes a new
+ * snapshot, then reads the log with it: a run may have been filed after the claim's
+ * statement began.  What it takes of a run becomes a row of its own; nobody waits for
+ * anybody.
+ *
+ * In this order: what this transaction enqueued itself is filed; leases that ran out are
+ * taken back, so correctness never depends on a worker; what is ready is taken; if it is
+ * too little, new messages are routed, here and now; if other claims held runs, they are
+ * looked at once more after a moment.
+ *
+ * Locks: the subscription's, shared, to the end of the transaction; the routing lock if
+ * it had to route; rows as described in run.c.
+ */
+#include "claim.h"
+
+#include "catalog.h"
+#include "enqueue.h"
+#include "log.h"
+#include "route.h"
+
+#include "access/htup_details.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+PG_FUNCTION_INFO_V1(outbox_claim_batch);
+
+/* Longest wait for another router, and the pause before looking again at held runs. */
+#define ROUTING_WAIT_MS		100
+#define SECOND_LOOK_MS		20
+/* Expired runs that one claim takes back: the rest is left to the next. */
+#define EXPIRE_PER_CLAIM	100
+/* A run that came back by expiry is handed out in so many pieces. */
+#define PIECES				10
+
+typedef struct Taking
+{
+	Claim	   *claim;
+	Subscription *subscription;
+	RunStore   *store;
+	int			max;
+	int64		lease;
+	int64		max_active;
+	const char *worker;
+	bool		separate_tokens;
+	pg_uuid_t	token;
+	bool		skipped;		/* others held runs that were due */
+	bool		piece;			/* a piece was taken: nothing else goes with it */
+} Taking;
+
+static void take_ready(Taking *taking);
+static List *lock_ready(Taking *taking, Snapshot snapshot);
+static int	piece_limit(const Run *run);
+static void take_from_run(Taking *taking, LogReader *reader, Run *run);
+static int	read_messages(Taking *taking, LogReader *reader, Run *run, int limit);
+static void lease_part(Taking *taking, Run *part, int first, int n, TimestampTz now);
+static void lose_messages(Taking *taking, Run *run, int found);
+static int	compare_claimed(const void *a, const void *b);
+static void put_claimed(ReturnSetInfo *rsinfo, const Claim *claim, const char *subscription);
+static void pause_ms(int ms);
+
+/*
+ * The tokens claimed in the current transaction: settling them there is never late,
+ * since nobody else can have the rows.
+ */
+static List *own_tokens = NIL;
+static TransactionId own_tokens_of = InvalidTransactionId;
+
+static void
+remember_token(const pg_uuid_t *token)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+	pg_uuid_t  *copy = palloc(sizeof(pg_uuid_t));
+
+	if (own_tokens_of != GetTopTransactionId())
+	{
+		own_tokens = NIL;
+		own_tokens_of = GetTopTransactionId();
+	}
+	*copy = *token;
+	own_tokens = lappend(own_tokens, copy);
+	MemoryContextSwitchTo(caller);
+}
+
+bool
+claimed_in_transaction(const pg_uuid_t *token)
+{
+	ListCell   *cell;
+
+	if (own_tokens_of != GetTopTransactionIdIfAny() || !TransactionIdIsValid(own_tokens_of))
+		return false;
+	foreach(cell, own_tokens)
+	{
+		if (memcmp(lfirst(cell), token, sizeof(pg_uuid_t)) == 0)
+			return true;
+	}
+	return false;
+}
+
+Claim *
+claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
+		   const char *worker, bool separate_tokens)
+{
+	Taking		taking = {0};
+	Claim	   *claim = palloc0(sizeof(Claim));
+
+	taking.claim = claim;
+	taking.subscription = subscription;
+	taking.max = max;
+	taking.lease = lease;
+	taking.max_active = max_active;
+	taking.worker = worker;
+	taking.separate_tokens = separate_tokens;
+	claim->messages = palloc(Min(max, 1024) * sizeof(ClaimedMessage));
+	claim->capacity = Min(max, 1024);
+
+	subscription_lock(subscription->id, AccessShareLock);
+	if (enqueued_in_transaction())
+		(void) route_own(subscription);
+	(void) claim_expire(subscription, EXPIRE_PER_CLAIM);
+
+	taking.store = runs_open();
+	uuid_v4(&taking.token);
+	take_ready(&taking);
+	if (claim->n < max && !taking.piece)
+	{
+		if (routing_lock(ROUTING_WAIT_MS))
+			(void) route_for(subscription->id, max - claim->n);
+		take_ready(&taking);
+	}
+	if (claim->n < max && !taking.piece && taking.skipped)
+	{
+		pause_ms(SECOND_LOOK_MS);
+		take_ready(&taking);
+	}
+	runs_close(taking.store);
+
+	if (claim->n > 0 && !separate_tokens)
+		remember_token(&taking.token);
+	qsort(claim->messages, claim->n, sizeof(ClaimedMessage), compare_claimed);
+	return claim;
+}
+
+static void
+pause_ms(int ms)
+{
+	TimestampTz until = GetCurrentTimestamp() + MSECS(ms);
+	long		left;
+
+	while ((left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until)) > 0)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, left, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+static void
+take_ready(Taking *taking)
+{
+	List	   *runs = lock_ready(taking, snapshot_push());
+	LogReader  *reader;
+	ListCell   *cell;
+
+	snapshot_pop();
+	if (runs == NIL)
+		return;
+
+	/* locked first, then this snapshot, then the log */
+	reader = log_open(snapshot_push());
+	foreach(cell, runs)
+		take_from_run(taking, reader, lfirst(cell));
+	log_close(reader);
+	snapshot_pop();
+}
+
+/* Lock runs that are due until they hold enough messages. */
+static List *
+lock_ready(Taking *taking, Snapshot snapshot)
+{
+	RunScan    *scan = runs_ready(taking->store, snapshot, taking->subscription->id, clock_now());
+	List	   *locked = NIL;
+	int64		wanted = taking->max - taking->claim->n;
+	Run		   *run;
+
+	taking->skipped = false;
+	while (wanted > 0 && (run = run_next(scan)) != NULL)
+	{
+		bool		piece = run->piece && run->attempts > 0;
+
+		CHECK_FOR_INTERRUPTS();
+		/* a piece goes alone: into an empty claim or not at all */
+		if (piece && (locked != NIL || taking->claim->n > 0))
+			continue;
+		switch (run_lock(taking->store, run, LockWaitSkip))
+		{
+			case RUN_LOCKED:
+				if (run->state != RUN_READY)
+					break;
+				locked = lappend(locked, run);
+				wanted -= run->message_count;
+				if (piece)
+				{
+					taking->piece = true;
+					wanted = 0;
+				}
+				break;
+			case RUN_BUSY:
+				taking->skipped = true;
+				break;
+			case RUN_GONE:
+				break;
+		}
+	}
+	run_scan_end(scan);
+	return locked;
+}
+
+/* A message that kills its consumer must not take its neighbours along. */
+static int
+piece_limit(const Run *run)
+{
+	if (run->max_attempts - run->attempts <= 1)
+		return 1;
+	return (run->message_count + PIECES - 1) / PIECES;
+}
+
+static void
+take_from_run(Taking *taking, LogReader *reader, Run *run)
+{
+	Claim	   *claim = taking->claim;
+	int			limit = Min(taking->max - claim->n, run->message_count);
+	int			first = claim->n;
+	int			found;
+	TimestampTz now;
+	Run		   *part;
+
+	if (taking->piece)
+		limit = Min(limit, piece_limit(run));
+	found = read_messages(taking, reader, run, limit);
+	if (found < limit)
+		lose_messages(taking, run, found);
+	if (found == 0)
+		return;
+
+	now = clock_now();
+	if (!taking->separate_tokens)
+	{
+		int64		above = claim->messages[first + found - 1].position + 1;
+
+		part = run;
+		if (found < run->message_count)
+			part = run_take(taking->store, run, cover_split_below(cover_copy(run->positions), above), found);
+		lease_part(taking, part, first, found, now);
+		return;
+	}
+	for (int i = 0; i < found; i++)
+	{
+		int64		above = claim->messages[first + i].position + 1;
+
+		part = run;
+		if (run->message_count > 1)
+			part = run_take(taking->store, run, cover_split_below(cover_copy(run->positions), above), 1);
+		uuid_v4(&taking->token);
+		remember_token(&taking->token);
+		lease_part(taking, part, first + i, 1, now);
+	}
+}
+
+/* Append the first messages of a run to the claim, in order of position. */
+static int
+read_messages(Taking *taking, LogReader *reader, Run *run, int limit)
+{
+	Claim	   *claim = taking->claim;
+	int			found = 0;
+
+	for (int i = 0; i < run->positions->n && found < limit; i++)
+	{
+		TupleTableSlot *slot;
+
+		log_range(reader, run->positions->ranges[i].lower, run->positions->ranges[i].upper);
+		while (found < limit && (slot = log_next(reader)) != NULL)
+		{
+			ClaimedMessage *message;
+
+			if (claim->n == claim->capacity)
+			{
+				claim->capacity *= 2;
+				claim->messages = repalloc(claim->messages, claim->capacity * sizeof(ClaimedMessage));
+			}
+			if (claim->log_desc == NULL)
+				claim->log_desc = CreateTupleDescCopy(slot->tts_tupleDescriptor);
+			message = &claim->messages[claim->n++];
+			message->tuple = ExecCopySlotHeapTuple(slot);
+			message->position = log_position(slot);
+			message->created_at = log_created_at(slot);
+			found++;
+		}
+	}
+	return found;
+}
+
+static void
+lease_part(Taking *taking, Run *part, int first, int n, TimestampTz now)
+{
+	run_lease(taking->store, part, &taking->token, taking->worker, now,
+			  now + Min(taking->lease, taking->max_active), now + taking->max_active);
+	for (int i = first; i < first + n; i++)
+		taking->claim->messages[i].run = part;
+}
+
+/*
+ * Somebody deleted rows of the log.  All of the run was read, since it did not fill the
+ * limit: what was found is all that there is.
+ */
+static void
+lose_messages(Taking *taking, Run *run, int found)
+{
+	ereport(WARNING,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("%d messages of a delivery are gone from the log",
+					run->message_count - found),
+			 errdetail("Delivery %lld of subscription \"%s\".",
+					   (long long) run->id, taking->subscription->name)));
+	if (found > 0)
+		run->message_count = found;
+	else
+		run_discard(taking->store, run, RUN_DISCARDED, clock_now(),
+					error_record(NULL, "the messages are gone from the log", NULL, NULL, NULL, NULL));
+}
+
+static int
+compare_claimed(const void *a, const void *b)
+{
+	const ClaimedMessage *left = a;
+	const ClaimedMessage *right = b;
+
+	if (left->run->available_at != right->run->available_at)
+		return left->run->available_at < right->run->available_at ? -1 : 1;
+	if (left->created_at != right->created_at)
+		return left->created_at < right->created_at ? -1 : 1;
+	return compare_int64(&left->position, &right->position);
+}
+
+/*
+ * Take back what has run out.  The rows are locked one after the other, skipping those
+ * that a settlement holds: whoever locks a row decides.
+ */
+int64
+claim_expire(Subscription *subscription, int max_runs)
+{
+	RunStore   *store = runs_open();
+	TimestampTz now = clock_now();
+	RunScan    *scan = runs_leased_until(store, snapshot_push(), subscription->id, now);
+	int64		messages = 0;
+	int			n = 0;
+	Run		   *run;
+
+	while ((max_runs == 0 || n < max_runs) && (run = run_next(scan)) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (run_lock(store, run, LockWaitSkip) != RUN_LOCKED ||
+			run->state != RUN_LEASED || run->locked_until > now)
+			continue;
+		run_expire(store, run, now);
+		messages += run->message_count;
+		n++;
+	}
+	run_scan_end(scan);
+	snapshot_pop();
+	runs_close(store);
+	return messages;
+}
+
+/* ---- the SQL function ---- */
+
+static void
+put_claimed(ReturnSetInfo *rsinfo, const Claim *claim, const char *subscription)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox claimed",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
+	Datum		name = CStringGetTextDatum(subscription);
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(claim->log_desc, &TTSOpsHeapTuple);
+
+	for (int i = 0; i < claim->n; i++)
+	{
+		const ClaimedMessage *message = &claim->messages[i];
+		const Run  *run = message->run;
+		Datum		values[23];
+		bool		nulls[23] = {false};
+
+		ExecStoreHeapTuple(message->tuple, slot, false);
+		log_fill_row(slot, 6, 12, values, nulls);
+		values[1] = UUIDPGetDatum(&run->claim_token);
+		values[2] = TimestampTzGetDatum(run->locked_until);
+		values[3] = TimestampTzGetDatum(run->active_until);
+		values[4] = Int32GetDatum(run->attempts);
+		values[5] = Int32GetDatum(run->max_attempts);
+		values[11] = name;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(context);
+}
+
+/*
+ * outbox.claim_batch(max_messages, lease, subscription, worker, separate_tokens)
+ */
+Datum
+outbox_claim_batch(PG_FUNCTION_ARGS)
+{
+	int			max = PG_ARGISNULL(0) ? outbox_batch_size : PG_GETARG_INT32(0);
+	char	   *name = PG_ARGISNULL(2) ? "default" : arg_required_text(fcinfo, 2, "subscription");
+	char	   *worker = arg_text(fcinfo, 3, "worker");
+	bool		separate_tokens = PG_ARGISNULL(4) ? false : PG_GETARG_BOOL(4);
+	int64		lease;
+	Subscription *subscription;
+	Claim	   *claim;
+
+	session_begin("outbox.claim_batch()");
+	if (max < 1 || max > OUTBOX_MAX_BATCH)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_messages must be between 1 and %d", OUTBOX_MAX_BATCH),
+				 errdetail("It is %d.", max)));
+	access_check_consumer(name);
+	subscription = subscription_get(name);
+	lease = claim_lease(fcinfo, 1, subscription);
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+
+	frontier_check();
+	if (subscription->mode == MODE_PUSHED)
+		subscription_use(subscription, MODE_PULLED);	/* refuses */
+	if (subscription->paused)
+		return (Datum) 0;
+	claim = claim_take(subscription, max, lease, subscription->max_active, worker, separate_tokens);
+	if (claim->n > 0)
+	{
+		if (subscription->mode == MODE_UNUSED)
+			subscription_use(subscription, MODE_PULLED);
+		put_claimed((ReturnSetInfo *) fcinfo->resultinfo, claim, subscription->name);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * The lease of a call: refused where it is longer than renewals could make it, for 30000
+ * passed by a driver that means milliseconds must not become eight hours.
+ */
+int64
+claim_lease(FunctionCallInfo fcinfo, int n, const Subscription *subscription)
+{
+	int64		lease;
+
+	if (PG_ARGISNULL(n))
+		return Min(subscription->lease, subscription->max_active);
+	lease = interval_usecs(PG_GETARG_DATUM(n), "lease");
+	if (lease > subscription->max_active)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lease is longer than the claim may be active"),
+				 errdetail("It is %lld seconds, max_active of subscription \"%s\" is %lld seconds.",
+						   (long long) (lease / USECS_PER_SEC), subscription->name,
+						   (long long) (subscription->max_active / USECS_PER_SEC)),
+				 errhint("Claim with a shorter lease and renew it, or set max_active with outbox.subscribe().")));
+	return lease;
+}

@@ -1,0 +1,60 @@
+/*
+ * compat.h
+ *		Differences between PostgreSQL majors, as wrappers with the newest shape, so that
+ *		support for an old major can be deleted by range.
+ */
+#ifndef OUTBOX_COMPAT_H
+#define OUTBOX_COMPAT_H
+
+#include "postgres.h"
+
+#include "catalog/pg_proc.h"
+#include "utils/acl.h"
+#include "utils/rangetypes.h"
+
+#if PG_VERSION_NUM < 150000
+#error "outbox needs PostgreSQL 15 or later"
+#endif
+
+#if PG_VERSION_NUM < 160000
+static inline RangeType *
+outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper)
+{
+	return make_range(typcache, lower, upper, false);
+}
+
+/* a macro: who uses it includes executor.h and parse_relation.h, others need not */
+#define outbox_init_range_table(estate, rte) ExecInitRangeTable(estate, list_make1(rte))
+
+static inline AclResult
+outbox_function_aclcheck(Oid function, Oid role)
+{
+	return pg_proc_aclcheck(function, role, ACL_EXECUTE);
+}
+#else
+static inline RangeType *
+outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper)
+{
+	return make_range(typcache, lower, upper, false, NULL);
+}
+
+#if PG_VERSION_NUM < 180000
+#define OUTBOX_UNPRUNED
+#else
+#define OUTBOX_UNPRUNED , bms_make_singleton(1)
+#endif
+#define outbox_init_range_table(estate, rte) \
+	do { \
+		List	   *perminfos_ = NIL; \
+		(void) addRTEPermissionInfo(&perminfos_, rte); \
+		ExecInitRangeTable(estate, list_make1(rte), perminfos_ OUTBOX_UNPRUNED); \
+	} while (0)
+
+static inline AclResult
+outbox_function_aclcheck(Oid function, Oid role)
+{
+	return object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE);
+}
+#endif
+
+#endif							/* OUTBOX_COMPAT_H */

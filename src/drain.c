@@ -1,0 +1,603 @@
+/*
+ * drain.c
+ *		drain() and deliver(): delivery by push without a worker, and until when.
+ *
+ * Both do the same: claim a batch, deliver it in groups (group.c), and again until nothing
+ * is ready or enough was claimed.  drain() is a procedure that commits as it goes:
+ *
+ *	 1. claim, commit: the attempt is charged and survives any crash, whatever the hook
+ *	    does; so this commit is flushed even where the session asks for no flush;
+ *	 2. lock, call, settle, commit: effects and settlements at once.
+ *
+ * A group whose commit fails is done again, one message per transaction, and so is one
+ * that fails outside of its hooks.  A message that fails alone in the same way is charged
+ * with the error, as if its hook had raised it.  If not even that is possible the trouble
+ * is ours and not a message's: what was not begun is given back and the error is raised.
+ *
+ * deliver() works in the caller's transaction, also on what that has enqueued itself: for
+ * tests, and for who cannot commit.  It stands in for a commit, before which nothing
+ * would be delivered: so deferred constraints of the caller are checked first, as his.
+ *
+ * A hook runs with the rights of whoever calls these functions, so they call only
+ * handlers of that role: which must be the session's user too, or a hook could become
+ * the session's user by RESET ROLE.
+ *
+ * What a claim returned and what it was claimed for outlive transactions: they lie in a
+ * memory context of the call that is reset after each batch.
+ *
+ * Locks: as described in claim.c and group.c; none from one transaction to the next.
+ */
+#include "deliver.h"
+
+#include "route.h"
+
+#include "access/htup_details.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+/* Hook calls in one transaction; a group ends after a second too, see group.c. */
+#define GROUP_CALLS		50
+/* A message alone in its transaction is tried so often where others are in the way. */
+#define TRIES			3
+#define FIRST_PAUSE_MS	100
+/* More runs are not counted for left_over. */
+#define MAX_COUNTED_RUNS	10000
+#define ROUTING_WAIT_MS	100
+
+typedef struct Drain
+{
+	bool		own_commit;		/* drain(), not deliver() */
+	bool		deferred;		/* there are initially deferred constraints */
+	int64		allowed;		/* messages that may still be claimed */
+	char	   *worker;
+	MemoryContext context;		/* of the call */
+	MemoryContext batch_context;	/* of one batch */
+	List	   *targets;		/* names of subscriptions to deliver */
+	List	   *scope;			/* all that the call is about, of Subscription */
+	DeliveryCounts counts;
+} Drain;
+
+PG_FUNCTION_INFO_V1(outbox_drain);
+PG_FUNCTION_INFO_V1(outbox_deliver);
+
+static void refuse_in_hook(const char *function);
+static void refuse_atomic(FunctionCallInfo fcinfo);
+static void drain_init(Drain *drain, FunctionCallInfo fcinfo, const char *what);
+static Datum drain_result(const Drain *drain, FunctionCallInfo fcinfo);
+static void drain_run(Drain *drain, const char *name);
+static void choose_targets(Drain *drain, const char *name);
+static List *subscriptions_asked_for(const char *name);
+static bool is_deliverable(Subscription *subscription, bool named);
+static void check_consumer_work(void *arg);
+static void mend_handlers(const Subscription *subscription);
+static bool deliver_next_batch(Drain *drain, const char *name);
+static Batch *take_batch(Drain *drain, const char *name);
+static Subscription *find_target(const char *name);
+static void deliver_batch(Drain *drain, Batch *batch);
+static void deliver_alone(Drain *drain, Batch *batch);
+static void charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error);
+static void accept_group(Drain *drain, Batch *batch, DeliveryGroup *group);
+static void stop(Drain *drain, Batch *batch, int first, ErrorData *error);
+static bool is_transient(const ErrorData *error);
+static void pause_before(int try);
+static ErrorData *end_transaction(Drain *drain);
+static int64 count_left(const Drain *drain);
+static int64 count_runs(RunScan *scan);
+
+/*
+ * CALL outbox.drain(subscription, max_messages, INOUT claimed, …)
+ */
+Datum
+outbox_drain(PG_FUNCTION_ARGS)
+{
+	Drain		drain;
+	char	   *name;
+
+	session_begin("outbox.drain()");
+	refuse_in_hook("outbox.drain()");
+	refuse_atomic(fcinfo);
+	name = arg_text(fcinfo, 0, "subscription");
+	drain_init(&drain, fcinfo, "drain");
+	drain.own_commit = true;
+
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	drain_run(&drain, name);
+	SPI_finish();
+	return drain_result(&drain, fcinfo);
+}
+
+/*
+ * outbox.deliver(subscription, max_messages) → claimed, …
+ */
+Datum
+outbox_deliver(PG_FUNCTION_ARGS)
+{
+	Drain		drain;
+	char	   *name;
+
+	session_begin("outbox.deliver()");
+	refuse_in_hook("outbox.deliver()");
+	name = arg_text(fcinfo, 0, "subscription");
+	drain_init(&drain, fcinfo, "deliver");
+	drain_run(&drain, name);
+	return drain_result(&drain, fcinfo);
+}
+
+static void
+refuse_in_hook(const char *function)
+{
+	if (deliver_in_progress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s cannot be called by a hook", function),
+				 errdetail("A hook runs in the middle of a delivery."),
+				 errhint("Enqueue what shall follow: the delivery that called the hook goes on with it.")));
+}
+
+static void
+refuse_atomic(FunctionCallInfo fcinfo)
+{
+	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		castNode(CallContext, fcinfo->context)->atomic || IsSubTransaction())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+				 errmsg("outbox.drain() cannot run inside a transaction block or a function"),
+				 errdetail("It commits what it has delivered as it goes."),
+				 errhint("To deliver in the caller's transaction use SELECT * FROM outbox.deliver().")));
+}
+
+static void
+drain_init(Drain *drain, FunctionCallInfo fcinfo, const char *what)
+{
+	memset(drain, 0, sizeof(*drain));
+	drain->allowed = PG_INT64_MAX;
+	if (!PG_ARGISNULL(1))
+	{
+		drain->allowed = PG_GETARG_INT32(1);
+		if (drain->allowed < 1)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("max_messages must be positive"),
+					 errdetail("It is %lld.", (long long) drain->allowed),
+					 errhint("Leave it out to go on until nothing is ready.")));
+	}
+	drain->context = AllocSetContextCreate(CurrentMemoryContext, "outbox drain",
+										   ALLOCSET_DEFAULT_SIZES);
+	drain->batch_context = AllocSetContextCreate(drain->context, "outbox batch",
+												 ALLOCSET_DEFAULT_SIZES);
+	drain->worker = MemoryContextAlloc(drain->context, 64);
+	snprintf(drain->worker, 64, "%s %d", what, MyProcPid);
+}
+
+static Datum
+drain_result(const Drain *drain, FunctionCallInfo fcinfo)
+{
+	const DeliveryCounts *counts = &drain->counts;
+	Datum		values[6];
+	bool		nulls[6] = {false};
+	TupleDesc	desc;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	values[0] = Int64GetDatum(counts->claimed);
+	values[1] = Int64GetDatum(counts->delivered);
+	values[2] = Int64GetDatum(counts->retried);
+	values[3] = Int64GetDatum(counts->dead);
+	values[4] = Int64GetDatum(counts->unhandled);
+	values[5] = Int64GetDatum(counts->left_over);
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}
+
+/* In rounds, so that a subscription that never runs dry leaves the others their turn. */
+static void
+drain_run(Drain *drain, const char *name)
+{
+	MemoryContext caller = MemoryContextSwitchTo(drain->context);
+	bool		any = true;
+	ErrorData  *error;
+
+	frontier_check();
+	drain->deferred = constraints_deferred_exist();
+	if (!drain->own_commit && drain->deferred)
+		constraints_check();
+	choose_targets(drain, name);
+	if ((error = end_transaction(drain)) != NULL)
+		ReThrowError(error);
+
+	while (any)
+	{
+		ListCell   *cell;
+
+		any = false;
+		foreach(cell, drain->targets)
+			any |= deliver_next_batch(drain, lfirst(cell));
+	}
+	if (!drain->own_commit && drain->deferred)
+		constraints_defer();
+	drain->counts.left_over = count_left(drain);
+	MemoryContextSwitchTo(caller);
+}
+
+/* ---- what to deliver ---- */
+
+/*
+ * Subscriptions of other roles are only counted, for which what is new must be routed;
+ * where there are none, claims route what they need.
+ */
+static void
+choose_targets(Drain *drain, const char *name)
+{
+	List	   *asked;
+	ListCell   *cell;
+	bool		others = false;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	asked = subscriptions_asked_for(name);
+	foreach(cell, asked)
+	{
+		Subscription *subscription = lfirst(cell);
+
+		subscription_handlers(subscription, snapshot_push());
+		snapshot_pop();
+		drain->scope = lappend(drain->scope, subscription);
+		if (is_deliverable(subscription, name != NULL))
+		{
+			mend_handlers(subscription);
+			drain->targets = lappend(drain->targets, subscription->name);
+		}
+		else
+			others = true;
+	}
+	if (others && routing_lock(ROUTING_WAIT_MS))
+		(void) route(0);
+	PopActiveSnapshot();
+}
+
+/* All pushed ones, or the one that is named, which must be pushed. */
+static List *
+subscriptions_asked_for(const char *name)
+{
+	List	   *all;
+	List	   *pushed = NIL;
+	ListCell   *cell;
+
+	if (name != NULL)
+	{
+		Subscription *subscription = subscription_get(name);
+
+		if (subscription->mode != MODE_PUSHED)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("subscription \"%s\" has no handler", name),
+					 errdetail("Only messages of subscriptions with handlers are delivered."),
+					 errhint("Register one with SELECT outbox.register_hook('#', 'schema.function', subscription => %s),"
+							 " or claim its messages with outbox.claim_batch().", quote_literal_cstr(name))));
+		return list_make1(subscription);
+	}
+
+	all = subscription_list(snapshot_push());
+	snapshot_pop();
+	foreach(cell, all)
+	{
+		if (((Subscription *) lfirst(cell))->mode == MODE_PUSHED)
+			pushed = lappend(pushed, lfirst(cell));
+	}
+	return pushed;
+}
+
+/* Whether its handlers are the caller's own, and he may (still) consume it. */
+static bool
+is_deliverable(Subscription *subscription, bool named)
+{
+	ListCell   *cell;
+
+	if (subscription->handlers == NIL)
+		return false;
+	foreach(cell, subscription->handlers)
+	{
+		Oid			role = ((Handler *) lfirst(cell))->role;
+
+		if (role != GetUserId() || role != GetSessionUserId())
+			return false;
+	}
+	if (named)
+		access_check_consumer(subscription->name);
+	return named || subtransaction_try(check_consumer_work, subscription->name) == NULL;
+}
+
+static void
+check_consumer_work(void *arg)
+{
+	access_check_consumer(arg);
+}
+
+/* A function that was missing is there again: what was parked for it is ready again. */
+static void
+mend_handlers(const Subscription *subscription)
+{
+	bool		mended = false;
+	ListCell   *cell;
+
+	foreach(cell, subscription->handlers)
+	{
+		Handler    *handler = lfirst(cell);
+
+		if (!handler->broken || !OidIsValid(handler_function(handler)))
+			continue;
+		handler_mark(handler, false);
+		mended = true;
+	}
+	if (mended)
+		(void) subscription_unpark(subscription);
+}
+
+/* ---- batches ---- */
+
+/* false: nothing is ready, or no more is allowed */
+static bool
+deliver_next_batch(Drain *drain, const char *name)
+{
+	MemoryContext caller = MemoryContextSwitchTo(drain->batch_context);
+	Batch	   *batch = NULL;
+
+	CHECK_FOR_INTERRUPTS();
+	if (drain->allowed > 0)
+		batch = take_batch(drain, name);
+	if (batch != NULL)
+	{
+		drain->allowed -= batch->claim->n;
+		drain->counts.claimed += batch->claim->n;
+		deliver_batch(drain, batch);
+	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextReset(drain->batch_context);
+	return batch != NULL;
+}
+
+static Batch *
+take_batch(Drain *drain, const char *name)
+{
+	Batch	   *batch = palloc0(sizeof(Batch));
+	Subscription *subscription;
+	ErrorData  *error;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	subscription = find_target(name);
+	if (subscription != NULL)
+		batch->claim = claim_take(subscription, (int) Min(drain->allowed, outbox_batch_size),
+								  subscription->lease, subscription->max_active, drain->worker, false);
+	PopActiveSnapshot();
+	if (batch->claim != NULL && batch->claim->n > 0 && drain->own_commit)
+		ForceSyncCommit();
+	if ((error = end_transaction(drain)) != NULL)
+		ReThrowError(error);
+	if (batch->claim == NULL || batch->claim->n == 0)
+		return NULL;
+
+	batch->subscription = subscription;
+	batch->token = batch->claim->messages[0].run->claim_token;
+	batch->own_commit = drain->own_commit;
+	batch->deferred = drain->deferred;
+	return batch;
+}
+
+/* Read anew for each batch: it may have been paused, altered or dropped. */
+static Subscription *
+find_target(const char *name)
+{
+	Snapshot	snapshot = snapshot_push();
+	Subscription *subscription = subscription_find(snapshot, name);
+
+	if (subscription != NULL)
+		subscription_handlers(subscription, snapshot);
+	snapshot_pop();
+	if (subscription == NULL || subscription->mode != MODE_PUSHED || subscription->paused ||
+		!is_deliverable(subscription, false))
+		return NULL;
+	return subscription;
+}
+
+static void
+deliver_batch(Drain *drain, Batch *batch)
+{
+	int			limit = !drain->own_commit ? batch->claim->n : drain->deferred ? 1 : GROUP_CALLS;
+
+	while (batch->next < batch->claim->n)
+	{
+		DeliveryGroup group;
+		ErrorData  *error = group_deliver(&group, batch, limit);
+
+		if (error == NULL)
+			error = end_transaction(drain);
+		if (error == NULL)
+			accept_group(drain, batch, &group);
+		else if (is_cancel(error))
+			stop(drain, batch, batch->next, error);
+		else
+		{
+			for (int end = batch->next + Max(group.n, 1); batch->next < end;)
+				deliver_alone(drain, batch);
+		}
+		if (drain->own_commit && (QueryCancelPending || ProcDiePending))
+			stop(drain, batch, batch->next, NULL);
+	}
+}
+
+/* One message per transaction, for its group has failed. */
+static void
+deliver_alone(Drain *drain, Batch *batch)
+{
+	for (int try = 1;; try++)
+	{
+		DeliveryGroup group;
+		ErrorData  *error = group_deliver(&group, batch, 1);
+
+		if (error == NULL)
+			error = end_transaction(drain);
+		if (error == NULL)
+		{
+			accept_group(drain, batch, &group);
+			return;
+		}
+		if (is_cancel(error))
+			stop(drain, batch, batch->next, error);
+		if (is_transient(error) && !drain->own_commit)
+			ReThrowError(error);
+		if (!is_transient(error) || try == TRIES)
+		{
+			charge_message(drain, batch, group.deliveries[0].handler, error);
+			return;
+		}
+		pause_before(try);
+	}
+}
+
+static void
+charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error)
+{
+	DeliveryGroup group;
+	ErrorData  *failure = group_charge(&group, batch, handler, error);
+
+	if (failure == NULL)
+		failure = end_transaction(drain);
+	if (failure != NULL)
+		stop(drain, batch, batch->next + 1, failure);
+	accept_group(drain, batch, &group);
+}
+
+/* What the group has done is committed, or as good as that. */
+static void
+accept_group(Drain *drain, Batch *batch, DeliveryGroup *group)
+{
+	DeliveryCounts *counts = &drain->counts;
+
+	counts->delivered += group->counts.delivered;
+	counts->retried += group->counts.retried;
+	counts->dead += group->counts.dead;
+	counts->unhandled += group->counts.unhandled;
+	batch->next += group->n;
+	if (group->cancel != NULL)
+		stop(drain, batch, batch->next, group->cancel);
+}
+
+/*
+ * Give back what was not begun, from message "first" on, and raise the error: the one
+ * given, or the interrupt that is pending.  deliver() gives nothing back: all of it is
+ * undone.
+ */
+static void
+stop(Drain *drain, Batch *batch, int first, ErrorData *error)
+{
+	uint32		holdoff = InterruptHoldoffCount;
+	DeliveryGroup group;
+
+	if (drain->own_commit && first < batch->claim->n)
+	{
+		/* the interrupt waits; if this fails too, the lease will end by itself */
+		HOLD_INTERRUPTS();
+		if (group_release(&group, batch, first) == NULL)
+			(void) end_transaction(drain);
+		InterruptHoldoffCount = holdoff;
+	}
+	if (error != NULL)
+		ReThrowError(error);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/* Another transaction was in the way. */
+static bool
+is_transient(const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE ||
+		error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+}
+
+/* An interrupt waits for the next group, which begins with looking for it. */
+static void
+pause_before(int try)
+{
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 FIRST_PAUSE_MS << (try - 1), PG_WAIT_EXTENSION);
+	ResetLatch(MyLatch);
+}
+
+/*
+ * Commit, and begin the next transaction.  SPI_commit() has begun it also where it fails:
+ * then everything since the last commit is undone, and why is returned.
+ */
+static ErrorData *
+end_transaction(Drain *drain)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ErrorData  *volatile error = NULL;
+
+	if (!drain->own_commit)
+	{
+		CommandCounterIncrement();
+		return NULL;
+	}
+	PG_TRY();
+	{
+		SPI_commit();
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	return error;
+}
+
+/* ---- what is left ---- */
+
+/* What is ready now, for whatever reason it was left. */
+static int64
+count_left(const Drain *drain)
+{
+	TimestampTz now = clock_now();
+	RunStore   *store;
+	Snapshot	snapshot;
+	int64		left = 0;
+	ListCell   *cell;
+
+	if (drain->scope == NIL)
+		return 0;
+	snapshot = snapshot_push();
+	store = runs_open();
+	foreach(cell, drain->scope)
+	{
+		int64		id = ((Subscription *) lfirst(cell))->id;
+
+		left += count_runs(runs_ready(store, snapshot, id, now));
+		/* a lease that has ended is as good as ready */
+		left += count_runs(runs_leased_until(store, snapshot, id, now));
+	}
+	runs_close(store);
+	snapshot_pop();
+	return left;
+}
+
+static int64
+count_runs(RunScan *scan)
+{
+	int64		messages = 0;
+	Run		   *run;
+
+	for (int n = 0; n < MAX_COUNTED_RUNS && (run = run_next(scan)) != NULL; n++)
+	{
+		messages += run->message_count;
+		pfree(run);
+	}
+	run_scan_end(scan);
+	return messages;
+}

@@ -1,0 +1,208 @@
+/*
+ * identity.c
+ *		Whose data this is, and the offset of positions.
+ *
+ * The identity row names the system and the database that new positions are counted in;
+ * each frontier row names those that routed.  Data that was copied (restored, or a
+ * database made from a template) names others:
+ *
+ *	 - enqueue goes on: whoever first meets the foreign identity gives new positions an
+ *	   offset above everything stored, holding the identity's lock to its commit;
+ *	 - everything else stops until outbox.adopt(), see frontier_check_identity().
+ *
+ * The offset is cached until a relcache message names the identity table: our own
+ * changes and the table's trigger send one.
+ *
+ * Locks: ShareRowExclusiveLock on outbox.identity for a change, to the end of the
+ * transaction.  Enqueuers read the offset after they have locked the log's segment, so
+ * adopt(), which waits for them, never changes it under one.
+ */
+#include "catalog.h"
+#include "log.h"
+#include "rows.h"
+#include "route.h"
+
+#include "access/tableam.h"
+#include "access/transam.h"
+#include "access/xlog.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(outbox_identity_changed);
+
+enum
+{
+	IDENTITY_SINGLETON = 0,
+	IDENTITY_SYSTEM_IDENTIFIER,
+	IDENTITY_DATABASE_OID,
+	IDENTITY_POSITION_OFFSET,
+	IDENTITY_SINCE,
+	IDENTITY_COLUMNS
+};
+
+static bool cached = false;
+static int64 cached_offset;
+
+static bool read_row(Rows *rows, Identity *identity, ItemPointer tid);
+static void write_row(Rows *rows, ItemPointer old, int64 offset);
+static int64 offset_above_everything(Snapshot snapshot);
+
+void
+identity_forget(void)
+{
+	cached = false;
+}
+
+int64
+system_identifier(void)
+{
+	return (int64) GetSystemIdentifier();
+}
+
+bool
+identity_is_here(int64 system_id, Oid database)
+{
+	return system_id == system_identifier() && database == MyDatabaseId;
+}
+
+static bool
+read_row(Rows *rows, Identity *identity, ItemPointer tid)
+{
+	TableScanDesc scan = table_beginscan(rows->rel, GetActiveSnapshot(), 0, NULL);
+	TupleTableSlot *slot = table_slot_create(rows->rel, NULL);
+	bool		isnull;
+
+	memset(identity, 0, sizeof(*identity));
+	if (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		int64		system_id = DatumGetInt64(slot_getattr(slot, IDENTITY_SYSTEM_IDENTIFIER + 1, &isnull));
+		Oid			database = DatumGetObjectId(slot_getattr(slot, IDENTITY_DATABASE_OID + 1, &isnull));
+
+		identity->exists = true;
+		identity->foreign = !identity_is_here(system_id, database);
+		identity->offset = DatumGetInt64(slot_getattr(slot, IDENTITY_POSITION_OFFSET + 1, &isnull));
+		*tid = slot->tts_tid;
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_endscan(scan);
+	return identity->exists;
+}
+
+void
+identity_read(Identity *identity)
+{
+	Rows	   *rows = rows_open(OB_IDENTITY, false);
+	ItemPointerData tid;
+
+	snapshot_push();
+	(void) read_row(rows, identity, &tid);
+	snapshot_pop();
+	rows_close(rows);
+}
+
+static void
+write_row(Rows *rows, ItemPointer old, int64 offset)
+{
+	Datum		values[IDENTITY_COLUMNS];
+	bool		nulls[IDENTITY_COLUMNS] = {false};
+
+	values[IDENTITY_SINGLETON] = BoolGetDatum(true);
+	values[IDENTITY_SYSTEM_IDENTIFIER] = Int64GetDatum(system_identifier());
+	values[IDENTITY_DATABASE_OID] = ObjectIdGetDatum(MyDatabaseId);
+	values[IDENTITY_POSITION_OFFSET] = Int64GetDatum(offset);
+	values[IDENTITY_SINCE] = TimestampTzGetDatum(clock_now());
+	if (old != NULL)
+		rows_update(rows, old, values, nulls);
+	else
+		rows_insert(rows, values, nulls, NULL);
+	CacheInvalidateRelcache(rows->rel);
+	CommandCounterIncrement();
+}
+
+/*
+ * The smallest offset with which no transaction, of those that run now or later, gets a
+ * position at or below one that is stored or was routed.
+ */
+static int64
+offset_above_everything(Snapshot snapshot)
+{
+	Frontier	frontier;
+	LogReader  *reader = log_open(snapshot);
+	int64		above = log_last_position(reader);
+
+	log_close(reader);
+	above = (above < 0) ? 0 : position_transaction(above) + 1;
+	frontier_read(&frontier, snapshot);
+	above = Max(above, frontier.horizon);
+	return Max(0, above - full_transaction(snapshot->xmin));
+}
+
+void
+identity_take_over(bool force)
+{
+	Rows	   *rows;
+	Identity	identity;
+	ItemPointerData tid;
+	Snapshot	snapshot;
+
+	LockRelationOid(outbox_oid(OB_IDENTITY), ShareRowExclusiveLock);
+	rows = rows_open(OB_IDENTITY, true);
+	snapshot = snapshot_push();
+	/* another may have done it while we waited for the lock */
+	if (!read_row(rows, &identity, &tid))
+		write_row(rows, NULL, offset_above_everything(snapshot));
+	else if (identity.foreign || force)
+		write_row(rows, &tid, offset_above_everything(snapshot));
+	snapshot_pop();
+	rows_close(rows);
+}
+
+int64
+identity_offset_for_enqueue(void)
+{
+	Identity	identity;
+
+	if (cached)
+		return cached_offset;
+	identity_read(&identity);
+	if (identity.exists && identity.foreign)
+	{
+		identity_take_over(false);
+		identity_read(&identity);
+	}
+	cached_offset = identity.offset;
+	cached = true;
+	return cached_offset;
+}
+
+void
+identity_ensure(void)
+{
+	Identity	identity;
+
+	identity_read(&identity);
+	if (identity.exists)
+		return;
+	identity_take_over(false);
+	subscription_insert_default();
+}
+
+/* Row trigger on outbox.identity, enabled always: whoever writes it, caches are dropped. */
+Datum
+outbox_identity_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is the trigger of the table outbox.identity")));
+	CacheInvalidateRelcache(trigger->tg_relation);
+	return PointerGetDatum(NULL);
+}

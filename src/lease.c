@@ -1,0 +1,232 @@
+/*
+ * lease.c
+ *		What a claim token holds: locking it, settling it whole or message by message.
+ *
+ * Whether a lease was in time is judged by the clock when the call began to wait, the
+ * token by what the rows say once they are locked.  That is safe because expiry skips
+ * locked rows, and because a row that expiry or another claim has changed meanwhile is
+ * no longer found under the token.
+ *
+ * A token belongs to one session.  Its rows are locked in order of id, always all of
+ * them, so two settlements of the same token cannot deadlock.
+ */
+#include "claim.h"
+
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+static bool lock_token(Lease *lease, bool *lost);
+static void join_subscription(Lease *lease);
+static Run *transition(Lease *lease, Run *part, Run *rest, const Settlement *settlement, TimestampTz now);
+static void note_progress(Lease *lease, TimestampTz now);
+static Run *settle_part(Lease *lease, int index, Cover *part, int count,
+						const Settlement *settlement);
+
+Lease *
+lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
+{
+	Lease	   *lease = palloc0(sizeof(Lease));
+	bool		lost;
+
+	lease->store = store;
+	lease->token = *token;
+	lease->asked_at = asked_at;
+	/* a row that was split while we waited has new parts: a fresh snapshot shows them */
+	do
+	{
+		lost = false;
+	} while (!lock_token(lease, &lost) && lost);
+	if (lease->n > 0)
+		join_subscription(lease);
+	return lease;
+}
+
+/* A token is of one subscription: whose rows may the caller settle, how long may they be active? */
+static void
+join_subscription(Lease *lease)
+{
+	lease->subscription = subscription_by_id(snapshot_push(), lease->runs[0]->subscription_id);
+	snapshot_pop();
+	if (lease->subscription == NULL)
+		lease->n = 0;
+	else
+		lease->max_active = lease->subscription->max_active;
+}
+
+/* false: nothing held; *lost: something was there and changed while we looked */
+static bool
+lock_token(Lease *lease, bool *lost)
+{
+	bool		own = claimed_in_transaction(&lease->token);
+	RunScan    *scan = runs_of_token(lease->store, snapshot_push(), &lease->token);
+	List	   *runs = NIL;
+	ListCell   *cell;
+	Run		   *run;
+
+	while ((run = run_next(scan)) != NULL)
+		runs = lappend(runs, run);
+	run_scan_end(scan);
+
+	lease->n = 0;
+	lease->late = 0;
+	lease->runs = palloc(Max(list_length(runs), 1) * sizeof(Run *));
+	foreach(cell, runs)
+	{
+		run = lfirst(cell);
+		if (run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED)
+			*lost = true;
+		else if (run->state != RUN_LEASED || memcmp(&run->claim_token, &lease->token, sizeof(pg_uuid_t)) != 0)
+			*lost = true;
+		else if (run->locked_until <= lease->asked_at && !own)
+		{
+			lease->late++;
+			lease->late_until = run->locked_until;
+		}
+		else
+			lease->runs[lease->n++] = run;
+	}
+	snapshot_pop();
+	return lease->n > 0 && !*lost;
+}
+
+/*
+ * A settlement is progress: it moves the end of the active time of what is left.  Where
+ * a whole run went, another run of the token remembers it.
+ */
+static void
+note_progress(Lease *lease, TimestampTz now)
+{
+	for (int i = 0; i < lease->n; i++)
+	{
+		Run		   *run = lease->runs[i];
+
+		if (run != NULL)
+		{
+			run_renew(lease->store, run, run->locked_until, now + lease->max_active);
+			return;
+		}
+	}
+}
+
+static Run *
+transition(Lease *lease, Run *part, Run *rest, const Settlement *settlement, TimestampTz now)
+{
+	RunStore   *store = lease->store;
+
+	switch (settlement->outcome)
+	{
+		case OUTCOME_DELIVERED:
+			run_deliver(store, part, rest, now);
+			break;
+		case OUTCOME_FAILED:
+			run_fail(store, part, now,
+					 settlement->has_retry_at ? Max(settlement->retry_at, now) :
+					 retry_time(now, part->attempts, settlement->handler),
+					 settlement->error);
+			break;
+		case OUTCOME_DEAD:
+			run_kill(store, part, now, settlement->error);
+			break;
+		case OUTCOME_RELEASED:
+			if (settlement->error != NULL)
+				part->last_error = settlement->error;
+			run_release(store, part, settlement->has_retry_at ? Max(settlement->retry_at, now) : now);
+			break;
+	}
+	return part;
+}
+
+/* Settle a part of the run at this index of the lease. */
+static Run *
+settle_part(Lease *lease, int index, Cover *part, int count, const Settlement *settlement)
+{
+	Run		   *rest = lease->runs[index];
+	Run		   *moved = rest;
+	TimestampTz now = clock_now();
+
+	if (count < rest->message_count)
+	{
+		/* the update that shrinks the rest writes its progress too */
+		rest->active_until = Max(rest->active_until, now + lease->max_active);
+		moved = run_take(lease->store, rest, part, count);
+	}
+	else
+		lease->runs[index] = NULL;
+	moved = transition(lease, moved, rest, settlement, now);
+	if (lease->runs[index] == NULL)
+		note_progress(lease, now);
+	return moved;
+}
+
+Run *
+lease_settle(Lease *lease, int64 position, const Settlement *settlement)
+{
+	int			index = lease_index(lease, position);
+	Cover	   *one;
+
+	if (index < 0)
+		return NULL;
+	one = cover_make();
+	cover_append(one, position, position + 1);
+	return settle_part(lease, index, one, 1, settlement);
+}
+
+/* Which of the runs holds the message; -1: none. */
+int
+lease_index(const Lease *lease, int64 position)
+{
+	for (int i = 0; i < lease->n; i++)
+	{
+		if (lease->runs[i] != NULL && cover_contains(lease->runs[i]->positions, position))
+			return i;
+	}
+	return -1;
+}
+
+/* Settle those of the positions that are held, a run at a time; they ascend. */
+int64
+lease_settle_some(Lease *lease, const int64 *positions, int n, const Settlement *settlement)
+{
+	int64		settled = 0;
+
+	for (int i = 0; i < lease->n; i++)
+	{
+		Cover	   *part = cover_make();
+		int			count = 0;
+
+		for (int j = 0; j < n && lease->runs[i] != NULL; j++)
+		{
+			bool		repeated = (j > 0 && positions[j] == positions[j - 1]);
+
+			if (repeated || !cover_contains(lease->runs[i]->positions, positions[j]))
+				continue;
+			cover_append(part, positions[j], positions[j] + 1);
+			count++;
+		}
+		if (count == 0)
+			continue;
+		(void) settle_part(lease, i, part, count, settlement);
+		settled += count;
+	}
+	return settled;
+}
+
+int64
+lease_settle_all(Lease *lease, const Settlement *settlement)
+{
+	TimestampTz now = clock_now();
+	int64		messages = 0;
+
+	for (int i = 0; i < lease->n; i++)
+	{
+		Run		   *run = lease->runs[i];
+
+		if (run == NULL)
+			continue;
+		messages += run->message_count;
+		(void) transition(lease, run, run, settlement, now);
+		lease->runs[i] = NULL;
+	}
+	return messages;
+}

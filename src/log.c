@@ -1,0 +1,305 @@
+/*
+ * log.c
+ *		Reading the log: by ranges of positions and by id, over all segments.
+ *
+ * The log is a set of identical tables.  Nothing outside this file knows how many there
+ * are; a range of positions may lie in several, so log_next() merges them by position.
+ *
+ * Locks: AccessShareLock on each segment, until log_close().
+ */
+#include "log.h"
+
+#include "catalog.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "executor/executor.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+
+static const OutboxObject segments[] = {OB_LOG_0};
+
+#define N_SEGMENTS ((int) lengthof(segments))
+
+typedef struct Segment
+{
+	Relation	rel;
+	Relation	index;			/* on position */
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+	bool		loaded;			/* slot holds the next row of this segment */
+	bool		done;
+} Segment;
+
+struct LogReader
+{
+	MemoryContext context;
+	Snapshot	snapshot;
+	Segment		segments[lengthof(segments)];
+};
+
+static void segment_open(Segment *segment, OutboxObject table, Snapshot snapshot);
+static void segment_close(Segment *segment);
+static bool segment_peek(Segment *segment);
+static Relation open_index_on(Relation rel, AttrNumber column);
+static Datum empty_headers(void);
+
+/* Enqueue re-checks this after it has locked the segment. */
+Oid
+log_segment_for_writing(void)
+{
+	return outbox_oid(OB_LOG_0);
+}
+
+LogReader *
+log_open(Snapshot snapshot)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox log reader",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
+	LogReader  *reader = palloc0(sizeof(LogReader));
+
+	reader->context = context;
+	reader->snapshot = snapshot;
+	for (int i = 0; i < N_SEGMENTS; i++)
+		segment_open(&reader->segments[i], segments[i], snapshot);
+	MemoryContextSwitchTo(caller);
+	return reader;
+}
+
+static void
+segment_open(Segment *segment, OutboxObject table, Snapshot snapshot)
+{
+	segment->rel = table_open(outbox_oid(table), AccessShareLock);
+	segment->index = open_index_on(segment->rel, LOG_POSITION);
+	segment->slot = table_slot_create(segment->rel, NULL);
+	segment->scan = index_beginscan(segment->rel, segment->index, snapshot, 2, 0);
+	segment->done = true;
+}
+
+static void
+segment_close(Segment *segment)
+{
+	index_endscan(segment->scan);
+	ExecDropSingleTupleTableSlot(segment->slot);
+	index_close(segment->index, AccessShareLock);
+	table_close(segment->rel, AccessShareLock);
+}
+
+void
+log_close(LogReader *reader)
+{
+	for (int i = 0; i < N_SEGMENTS; i++)
+		segment_close(&reader->segments[i]);
+	MemoryContextDelete(reader->context);
+}
+
+void
+log_range(LogReader *reader, int64 lower, int64 upper)
+{
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(lower));
+	ScanKeyInit(&keys[1], 1, BTLessStrategyNumber, F_INT8LT, Int64GetDatum(upper));
+	for (int i = 0; i < N_SEGMENTS; i++)
+	{
+		Segment    *segment = &reader->segments[i];
+
+		index_rescan(segment->scan, keys, 2, NULL, 0);
+		segment->loaded = false;
+		segment->done = false;
+	}
+}
+
+/* Bring the next row of a segment into its slot. */
+static bool
+segment_peek(Segment *segment)
+{
+	if (!segment->loaded && !segment->done)
+	{
+		segment->loaded = index_getnext_slot(segment->scan, ForwardScanDirection, segment->slot);
+		segment->done = !segment->loaded;
+	}
+	return segment->loaded;
+}
+
+TupleTableSlot *
+log_next(LogReader *reader)
+{
+	Segment    *first = NULL;
+
+	for (int i = 0; i < N_SEGMENTS; i++)
+	{
+		Segment    *segment = &reader->segments[i];
+
+		if (segment_peek(segment) &&
+			(first == NULL || log_position(segment->slot) < log_position(first->slot)))
+			first = segment;
+	}
+	if (first == NULL)
+		return NULL;
+	first->loaded = false;
+	return first->slot;
+}
+
+int64
+log_last_position(LogReader *reader)
+{
+	int64		last = -1;
+
+	log_range(reader, 0, PG_INT64_MAX);
+	for (int i = 0; i < N_SEGMENTS; i++)
+	{
+		Segment    *segment = &reader->segments[i];
+
+		segment->done = true;
+		if (index_getnext_slot(segment->scan, BackwardScanDirection, segment->slot))
+			last = Max(last, log_position(segment->slot));
+	}
+	return last;
+}
+
+TupleTableSlot *
+log_find(LogReader *reader, const pg_uuid_t *id)
+{
+	TupleTableSlot *found = NULL;
+
+	for (int i = 0; i < N_SEGMENTS && found == NULL; i++)
+	{
+		Segment    *segment = &reader->segments[i];
+		Relation	index = open_index_on(segment->rel, LOG_ID);
+		IndexScanDesc scan = index_beginscan(segment->rel, index, reader->snapshot, 1, 0);
+		ScanKeyData key;
+
+		ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(id));
+		index_rescan(scan, &key, 1, NULL, 0);
+		segment->loaded = false;
+		segment->done = true;
+		if (index_getnext_slot(scan, ForwardScanDirection, segment->slot))
+		{
+			ExecMaterializeSlot(segment->slot);
+			found = segment->slot;
+		}
+		index_endscan(scan);
+		index_close(index, AccessShareLock);
+	}
+	return found;
+}
+
+/* The unique index whose only column this is, whatever its name. */
+static Relation
+open_index_on(Relation rel, AttrNumber column)
+{
+	ListCell   *cell;
+
+	foreach(cell, RelationGetIndexList(rel))
+	{
+		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
+
+		if (index->rd_index->indisunique && index->rd_index->indisvalid &&
+			index->rd_index->indnkeyatts == 1 && index->rd_index->indkey.values[0] == column)
+			return index;
+		index_close(index, AccessShareLock);
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" has lost its unique index on column %d",
+					RelationGetRelationName(rel), column),
+			 errhint("Create it again: the extension cannot work without it.")));
+}
+
+int64
+log_position(TupleTableSlot *slot)
+{
+	bool		isnull;
+
+	return DatumGetInt64(slot_getattr(slot, LOG_POSITION, &isnull));
+}
+
+TimestampTz
+log_created_at(TupleTableSlot *slot)
+{
+	bool		isnull;
+
+	return DatumGetTimestampTz(slot_getattr(slot, LOG_CREATED_AT, &isnull));
+}
+
+/* Messages without headers are stored with NULL and delivered with an empty object. */
+static Datum
+empty_headers(void)
+{
+	static Jsonb *empty = NULL;
+
+	if (empty == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+
+		empty = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum("{}")));
+		MemoryContextSwitchTo(caller);
+	}
+	return JsonbPGetDatum(empty);
+}
+
+/*
+ * The columns of the log that message and claimed_message end with, in their order:
+ * correlation_id … created_at; and those they have in common before: name … headers.
+ */
+void
+log_fill_row(TupleTableSlot *slot, int head, int tail, Datum *values, bool *nulls)
+{
+	static const LogColumn heads[] = {LOG_NAME, LOG_KIND, LOG_VERSION, LOG_PAYLOAD, LOG_HEADERS};
+	static const LogColumn tails[] = {
+		LOG_CORRELATION_ID, LOG_CAUSATION_ID, LOG_AGGREGATE_TYPE, LOG_AGGREGATE_ID,
+		LOG_TENANT_ID, LOG_OWNER_ID, LOG_DEDUPE_KEY, LOG_ORDERING_KEY, LOG_OCCURRED_AT,
+		LOG_AVAILABLE_AT, LOG_CREATED_AT
+	};
+
+	slot_getallattrs(slot);
+	values[0] = slot->tts_values[LOG_ID - 1];
+	nulls[0] = false;
+	for (int i = 0; i < lengthof(heads); i++)
+	{
+		values[head + i] = slot->tts_values[heads[i] - 1];
+		nulls[head + i] = slot->tts_isnull[heads[i] - 1];
+	}
+	if (nulls[head + 4])
+	{
+		values[head + 4] = empty_headers();
+		nulls[head + 4] = false;
+	}
+	for (int i = 0; i < lengthof(tails); i++)
+	{
+		values[tail + i] = slot->tts_values[tails[i] - 1];
+		nulls[tail + i] = slot->tts_isnull[tails[i] - 1];
+	}
+	/* due at once: from its creation */
+	if (nulls[tail + 9])
+	{
+		values[tail + 9] = values[tail + 10];
+		nulls[tail + 9] = false;
+	}
+}
+
+Datum
+log_message(TupleTableSlot *slot, const char *subscription, int attempts, int max_attempts)
+{
+	Datum		values[20];
+	bool		nulls[20] = {false};
+	TupleDesc	desc = outbox_row_type(OB_MESSAGE_TYPE);
+
+	Assert(desc->natts == lengthof(values));
+	log_fill_row(slot, 1, 9, values, nulls);
+	nulls[6] = (subscription == NULL);
+	if (subscription != NULL)
+		values[6] = CStringGetTextDatum(subscription);
+	values[7] = Int32GetDatum(attempts);
+	nulls[8] = (max_attempts == 0);
+	values[8] = Int32GetDatum(max_attempts);
+	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+}

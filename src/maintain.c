@@ -1,0 +1,81 @@
+/*
+ * maintain.c
+ *		maintain(): what keeps the queue going, for whoever runs no worker of ours.
+ *
+ * Routing, taking back what has expired, and removing dedupe keys whose window is over.
+ * None of it is needed for a claim to be right: claims route and expire what they need.
+ * But status is only as fresh as the last pass, and subscriptions that nobody claims
+ * from have nobody else.
+ *
+ * Locks: the routing lock to the end of the transaction, if it is free within a moment;
+ * rows one at a time, skipping locked ones.
+ */
+#include "claim.h"
+#include "enqueue.h"
+#include "route.h"
+
+#include "access/htup_details.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/snapmgr.h"
+
+#define ROUTING_WAIT_MS		100
+/* Keys removed in one statement, and statements in one call. */
+#define BITE				1000
+#define MAX_BITES			100
+
+PG_FUNCTION_INFO_V1(outbox_maintain);
+
+static int64 expire_all(void);
+static void forget_dedupe_keys(void);
+
+/*
+ * outbox.maintain() → routed, expired
+ */
+Datum
+outbox_maintain(PG_FUNCTION_ARGS)
+{
+	int64		routed = 0;
+	Datum		values[2];
+	bool		nulls[2] = {false};
+	TupleDesc	desc;
+
+	session_begin("outbox.maintain()");
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+
+	frontier_check();
+	if (routing_lock(ROUTING_WAIT_MS))
+		routed = route(0);
+	values[0] = Int64GetDatum(routed);
+	values[1] = Int64GetDatum(expire_all());
+	forget_dedupe_keys();
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+static int64
+expire_all(void)
+{
+	List	   *subscriptions = subscription_list(snapshot_push());
+	int64		messages = 0;
+	ListCell   *cell;
+
+	snapshot_pop();
+	foreach(cell, subscriptions)
+	{
+		CHECK_FOR_INTERRUPTS();
+		messages += claim_expire(lfirst(cell), 0);
+	}
+	return messages;
+}
+
+static void
+forget_dedupe_keys(void)
+{
+	for (int bites = 0; bites < MAX_BITES; bites++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (dedupe_delete_expired(BITE) < BITE)
+			break;
+	}
+}

@@ -1,0 +1,384 @@
+/*
+ * route.c
+ *		From the log to runs: finds the messages that became visible since the last pass
+ *		and files them, for every subscription, into runs.
+ *
+ * The only place that reads the log by visibility.  The order of its steps is its
+ * correctness:
+ *
+ *	 1. the routing lock, held to the end of the transaction;
+ *	 2. then a snapshot S2, the latest one, to which the own transaction is added as in
+ *		progress: a snapshot never lists its taker, and without this what the transaction
+ *		enqueues afterwards would lie below the frontier and never be found;
+ *	 3. then, with that snapshot, the newest frontier S1;
+ *	 4. new are the rows of the index range [S1.horizon, S2.horizon) that are visible in
+ *		S2, and those of each transaction that was in progress in S1 and is complete in
+ *		S2, an index range each.  Whatever the order of commits, no row is in two ranges
+ *		and none is in none;
+ *	 5. the rows of each range are cut into runs (filing.c);
+ *	 6. S2 becomes the new frontier.  A pass that saw nothing writes nothing.
+ *
+ * S2 may be cut short at any transaction.  That bounds a pass, and it keeps runs
+ * compact: a pass stops at a transaction that it sees running for the first time, and
+ * only if it still runs in the next pass is it listed as late.
+ *
+ * Locks: the routing lock (an object lock on the extension that no user can take), to
+ * the end of the transaction.
+ */
+#include "route.h"
+
+#include "catalog.h"
+#include "filing.h"
+#include "rows.h"
+
+#include "access/transam.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+/* A pass ends at the first transaction boundary after so many rows. */
+#define ROUTE_BITE 10000
+
+/* set when the lock is taken; the lock itself is asked whether it is still held */
+static bool locked_in_transaction = false;
+
+static void transaction_end(XactEvent event, void *arg);
+static void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);
+static int64 first_running_not_below(const Frontier *frontier, int64 transaction);
+static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id);
+static void keep_running(Frontier *next, const Frontier *s1, const Frontier *s2);
+static void self_routed_subtract(Filing *filing, Snapshot snapshot);
+static void self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot);
+
+void
+route_register_callbacks(void)
+{
+	RegisterXactCallback(transaction_end, NULL);
+}
+
+/*
+ * A prepared transaction that has routed would hold the lock, and with it everybody's
+ * new messages, until somebody remembers it.
+ */
+static void
+transaction_end(XactEvent event, void *arg)
+{
+	LOCKTAG		tag;
+
+	if (!locked_in_transaction)
+		return;
+	if (event == XACT_EVENT_PRE_PREPARE)
+	{
+		routing_locktag(&tag);
+		if (LockHeldByMe(&tag, ExclusiveLock))
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot PREPARE a transaction that has routed messages of outbox"),
+					 errdetail("It holds the routing lock, which other claims need."),
+					 errhint("Claim in a transaction of its own, and settle in the one that is prepared.")));
+	}
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+		locked_in_transaction = false;
+}
+
+bool
+routing_lock(int wait_ms)
+{
+	TimestampTz give_up = GetCurrentTimestamp() + MSECS(wait_ms);
+	LOCKTAG		tag;
+
+	routing_locktag(&tag);
+	while (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+	{
+		if (GetCurrentTimestamp() >= give_up)
+			return false;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	locked_in_transaction = true;
+	return true;
+}
+
+void
+routing_lock_wait(void)
+{
+	LOCKTAG		tag;
+
+	routing_locktag(&tag);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	locked_in_transaction = true;
+}
+
+/* What a snapshot says, in the transaction numbers of positions. */
+static void
+frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset)
+{
+	FullTransactionId own = GetTopFullTransactionIdIfAny();
+	int			n = 0;
+
+	memset(frontier, 0, sizeof(*frontier));
+	frontier->offset = offset;
+	frontier->horizon = full_transaction(snapshot->xmax) + offset;
+	frontier->seen = frontier->horizon;
+	frontier->running = palloc((snapshot->xcnt + 1) * sizeof(int64));
+	for (uint32 i = 0; i < snapshot->xcnt; i++)
+		frontier->running[n++] = full_transaction(snapshot->xip[i]) + offset;
+	/* step 2: our own is in progress, even if the snapshot does not say so */
+	if (FullTransactionIdIsValid(own) && (int64) U64FromFullTransactionId(own) + offset < frontier->horizon)
+		frontier->running[n++] = (int64) U64FromFullTransactionId(own) + offset;
+	qsort(frontier->running, n, sizeof(int64), compare_int64);
+	frontier->n_running = n;
+}
+
+static int64
+first_running_not_below(const Frontier *frontier, int64 transaction)
+{
+	for (int i = 0; i < frontier->n_running; i++)
+	{
+		if (frontier->running[i] >= transaction)
+			return frontier->running[i];
+	}
+	return PG_INT64_MAX;
+}
+
+/*
+ * The in-progress list of the new frontier: what S1 listed and still runs, and what runs
+ * between the two horizons.
+ */
+static void
+keep_running(Frontier *next, const Frontier *s1, const Frontier *s2)
+{
+	int			n = 0;
+
+	next->running = palloc(Max(s2->n_running, 1) * sizeof(int64));
+	for (int i = 0; i < s2->n_running; i++)
+	{
+		int64		running = s2->running[i];
+
+		if (running < next->horizon &&
+			(running >= s1->horizon || frontier_is_running(s1, running)))
+			next->running[n++] = running;
+	}
+	next->n_running = n;
+}
+
+/*
+ * Steps 4 to 6 for S2 as it was cut so far.  Cuts it further after a bite.  Returns the
+ * messages filed.
+ */
+static int64
+pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id)
+{
+	Filing	   *filing = filing_begin(snapshot, subscription_list(snapshot), s2);
+	Frontier	next = *s2;
+	int64		cut;
+	int64		filed;
+
+	self_routed_subtract(filing, snapshot);
+	for (int i = 0; i < s1->n_running; i++)
+	{
+		int64		late = s1->running[i];
+
+		if (!frontier_is_running(s2, late))
+			(void) filing_range(filing, position_of_transaction(late), position_of_transaction(late + 1),
+								-position_of_transaction(late), 0);
+	}
+	cut = filing_range(filing, position_of_transaction(s1->horizon), position_of_transaction(s2->horizon),
+					   position_of_transaction(s1->horizon), ROUTE_BITE);
+	if (cut >= 0)
+		next.horizon = cut;
+
+	if (filing_seen(filing) > 0)
+	{
+		keep_running(&next, s1, s2);
+		self_routed_forget(&next, s2, snapshot);
+		frontier_append(s1, &next);
+	}
+	s2->horizon = next.horizon;
+	filed = filing_count(filing, subscription_id);
+	filing_end(filing);
+	return filed;
+}
+
+/* What transactions have filed themselves is left out. */
+static void
+self_routed_subtract(Filing *filing, Snapshot snapshot)
+{
+	Rows	   *rows = rows_open(OB_SELF_ROUTED, false);
+	RowScan    *scan = rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 0, NULL);
+	TupleTableSlot *slot;
+
+	while ((slot = rows_next(scan)) != NULL)
+	{
+		bool		isnull;
+
+		filing_leave_out(filing, DatumGetInt64(slot_getattr(slot, 1, &isnull)),
+						 DatumGetInt64(slot_getattr(slot, 2, &isnull)),
+						 DatumGetInt64(slot_getattr(slot, 3, &isnull)));
+	}
+	rows_scan_end(scan);
+	rows_close(rows);
+}
+
+/* Nobody asks again for transactions that lie behind the new frontier. */
+static void
+self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot)
+{
+	Rows	   *rows = rows_open(OB_SELF_ROUTED, true);
+	RowScan    *scan = rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 0, NULL);
+	TupleTableSlot *slot;
+
+	while ((slot = rows_next(scan)) != NULL)
+	{
+		bool		isnull;
+		int64		transaction = position_transaction(DatumGetInt64(slot_getattr(slot, 2, &isnull)));
+		ItemPointerData tid = slot->tts_tid;
+
+		if (transaction < next->horizon && !frontier_is_running(s2, transaction))
+			rows_delete(rows, &tid);
+	}
+	rows_scan_end(scan);
+	rows_close(rows);
+}
+
+int64
+route(int64 enough)
+{
+	return route_for(0, enough);
+}
+
+int64
+route_for(int64 subscription_id, int64 enough)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox route",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
+	int64		target = -1;
+	int64		seen = 0;
+	int64		total = 0;
+	bool		more = true;
+
+	while (more)
+	{
+		Identity	identity;
+		Frontier	s1;
+		Frontier	s2;
+		Snapshot	snapshot;
+
+		CHECK_FOR_INTERRUPTS();
+		identity_ensure();
+		snapshot = snapshot_push();
+		frontier_read(&s1, snapshot);
+		frontier_check_identity(&s1);
+		identity_read(&identity);
+		if (identity.foreign)	/* and nothing stored */
+		{
+			identity_take_over(false);
+			identity_read(&identity);
+		}
+		frontier_of_snapshot(&s2, snapshot, identity.offset);
+		if (s2.horizon < s1.horizon)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("routing is ahead of the transactions of this cluster"),
+					 errdetail("Frontier %lld lies at %lld, the newest snapshot at %lld.",
+							   (long long) s1.id, (long long) s1.horizon, (long long) s2.horizon),
+					 errhint("If the tables of outbox were restored, run SELECT outbox.adopt().")));
+		clock_start_above(s1.created_at);
+
+		if (target < 0)
+			target = s2.horizon;
+		/* stop at what is seen running for the first time */
+		seen = Max(seen, s1.seen);
+		s2.horizon = Min(s2.horizon, first_running_not_below(&s2, Max(seen, s1.horizon)));
+		seen = s2.seen;
+
+		total += pass(&s1, &s2, snapshot, subscription_id);
+		snapshot_pop();
+		more = s2.horizon < target && (enough == 0 || total < enough);
+		MemoryContextReset(context);
+	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(context);
+	return total;
+}
+
+/* Everything that was routed before the subscription existed, as the frontier says. */
+int64
+route_backlog(Subscription *subscription)
+{
+	Snapshot	snapshot = snapshot_push();
+	Frontier	frontier;
+	Filing	   *filing;
+	int64		filed;
+
+	frontier_read(&frontier, snapshot);
+	filing = filing_begin(snapshot, list_make1(subscription), &frontier);
+	(void) filing_range(filing, 0, position_of_transaction(frontier.horizon), 0, 0);
+	snapshot_pop();
+	filed = filing_count(filing, 0);
+	filing_end(filing);
+	return filed;
+}
+
+/*
+ * A transaction claims what it enqueued itself: it files its own rows, for this
+ * subscription, above what it has filed before, and writes down what it has filed.
+ * Invisible to everybody else until its commit.
+ */
+int64
+route_own(Subscription *subscription)
+{
+	int64		first = position_of_transaction((int64) U64FromFullTransactionId(GetTopFullTransactionId()) +
+												identity_offset_for_enqueue());
+	int64		upper = first + position_own_count();
+	int64		lower = first;
+	Rows	   *rows = rows_open(OB_SELF_ROUTED, true);
+	Snapshot	snapshot = snapshot_push();
+	Frontier	nobody = {0};
+	ScanKeyData keys[2];
+	RowScan    *scan;
+	TupleTableSlot *slot;
+	Filing	   *filing;
+	int64		filed;
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription->id));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(first));
+	scan = rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 2, keys);
+	while ((slot = rows_next(scan)) != NULL)
+	{
+		bool		isnull;
+		int64		filed_upper = DatumGetInt64(slot_getattr(slot, 3, &isnull));
+
+		if (filed_upper <= upper)
+			lower = Max(lower, filed_upper);
+	}
+	rows_scan_end(scan);
+
+	filing = filing_begin(snapshot, list_make1(subscription), &nobody);
+	if (lower < upper)
+		(void) filing_range(filing, lower, upper, -first, 0);
+	filed = filing_count(filing, 0);
+	filing_end(filing);
+	if (lower < upper)
+	{
+		Datum		values[3] = {Int64GetDatum(subscription->id), Int64GetDatum(lower), Int64GetDatum(upper)};
+		bool		nulls[3] = {false};
+
+		rows_insert(rows, values, nulls, NULL);
+	}
+	snapshot_pop();
+	rows_close(rows);
+	return filed;
+}
+
+bool
+enqueued_in_transaction(void)
+{
+	return position_own_count() > 0;
+}

@@ -1,0 +1,59 @@
+/*
+ * route.h
+ *		From the log to runs.
+ */
+#ifndef OUTBOX_ROUTE_H
+#define OUTBOX_ROUTE_H
+
+#include "outbox.h"
+#include "subscription.h"
+
+/*
+ * The routing lock, to the end of the transaction.  Waits up to so many milliseconds;
+ * false: somebody else routes.
+ */
+extern bool routing_lock(int wait_ms);
+/* without limit, for subscribe() and the like */
+extern void routing_lock_wait(void);
+
+/*
+ * Under the routing lock: route until at least so many messages were found (0: to the
+ * end of what is committed now).  Returns the messages found.
+ */
+extern int64 route(int64 enough);
+/* the same, counting what was found for one subscription */
+extern int64 route_for(int64 subscription_id, int64 enough);
+/* file what a new subscription should get from the past */
+extern int64 route_backlog(Subscription *subscription);
+/* file what this transaction has enqueued itself; no lock needed */
+extern int64 route_own(Subscription *subscription);
+
+/* enqueue.c says so; cleared at the end of the transaction */
+extern bool enqueued_in_transaction(void);
+
+/* refuses PREPARE for a transaction that has routed */
+extern void route_register_callbacks(void);
+
+/* how far routing has come, for status */
+typedef struct Frontier
+{
+	int64		id;				/* 0: nothing was ever routed */
+	int64		horizon;
+	int64		seen;
+	int64		offset;
+	int64		system_identifier;
+	Oid			database;
+	TimestampTz created_at;
+	int			n_running;
+	int64	   *running;
+} Frontier;
+
+extern void frontier_read(Frontier *frontier, Snapshot snapshot);
+/* under the routing lock; the id is the predecessor's plus one */
+extern void frontier_append(const Frontier *predecessor, const Frontier *frontier);
+/* 55000 where the data is a copy that was not adopted */
+extern void frontier_check_identity(const Frontier *frontier);
+extern void frontier_check(void);
+extern bool frontier_is_running(const Frontier *frontier, int64 transaction);
+
+#endif							/* OUTBOX_ROUTE_H */

@@ -1,0 +1,47 @@
+/*
+ * rows.h
+ *		Reading and writing rows of our tables without SPI: no plan, so no plan that
+ *		depends on statistics, and no rights but those that the SQL function has checked.
+ */
+#ifndef OUTBOX_ROWS_H
+#define OUTBOX_ROWS_H
+
+#include "catalog.h"
+
+#include "access/genam.h"
+#include "access/skey.h"
+#include "executor/executor.h"
+
+typedef struct Rows
+{
+	Relation	rel;
+	LOCKMODE	lockmode;
+	MemoryContext context;
+	TupleTableSlot *slot;		/* for locked and written rows */
+	/* for writing only */
+	EState	   *estate;
+	ResultRelInfo *info;
+} Rows;
+
+typedef struct RowScan
+{
+	Relation	index;
+	IndexScanDesc scan;
+	ScanDirection direction;
+	TupleTableSlot *slot;
+} RowScan;
+
+extern Rows *rows_open(OutboxObject table, bool writing);
+extern Rows *rows_open_oid(Oid table, bool writing);
+extern void rows_close(Rows *rows);
+/* Each makes its change visible to the next snapshot of this transaction. */
+extern void rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid);
+extern void rows_update(Rows *rows, ItemPointer tid, const Datum *values, const bool *nulls);
+extern void rows_delete(Rows *rows, ItemPointer tid);
+
+extern RowScan *rows_scan(Rows *rows, OutboxObject index, Snapshot snapshot,
+						  ScanDirection direction, int n_keys, ScanKey keys);
+extern TupleTableSlot *rows_next(RowScan *scan);
+extern void rows_scan_end(RowScan *scan);
+
+#endif							/* OUTBOX_ROWS_H */

@@ -1,0 +1,500 @@
+/*
+ * status.c
+ *		What the views show that plain SQL cannot: what is not yet routed, which run a
+ *		message lies in, the messages of a run, whether a handler could be called.
+ *
+ * All of it only reads, with the snapshot of the query: so one query sees one state, and
+ * standbys and read-only transactions can ask.  Counts of what is routed need nothing
+ * from here, they are sums over outbox.delivery.
+ *
+ * Readers may call these functions directly.  Payload and headers leave only for those
+ * who may read the log.
+ *
+ * Locks: AccessShareLock on what is read.
+ */
+#include "status.h"
+
+#include "catalog.h"
+#include "log.h"
+#include "rows.h"
+#include "run.h"
+
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/namespace.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "nodes/execnodes.h"
+#include "storage/lock.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+/* So many messages that are not yet routed are counted, then it is "at least". */
+#define PENDING_COUNTED 100000
+
+/* What one subscription has not yet been given. */
+typedef struct Backlog
+{
+	Subscription *subscription;
+	Cover	   *self_routed;	/* not pending, though above the frontier */
+	int64		count;
+	TimestampTz oldest;			/* 0: none */
+} Backlog;
+
+typedef struct Count
+{
+	int			n;
+	Backlog    *backlogs;
+	int64		looked_at;
+} Count;
+
+/* kept for the calls of one query, which all have the same snapshot */
+typedef struct Where
+{
+	List	   *subscriptions;
+	Frontier	frontier;
+} Where;
+
+static List *subscriptions_shown(Snapshot snapshot);
+static Subscription *default_to_be(void);
+static Count *count_pending(Snapshot snapshot);
+static void read_self_routed(Count *count, Snapshot snapshot);
+static bool count_range(Count *count, LogReader *reader, int64 lower, int64 upper);
+static void count_message(Count *count, TupleTableSlot *slot);
+static int	routing_pid(void);
+static const char *mode_name(SubscriptionMode mode);
+static Where *where_of(FunctionCallInfo fcinfo, Snapshot snapshot);
+static void put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run);
+static void put_pending(ReturnSetInfo *result, const Subscription *subscription);
+static bool may_read_log(void);
+static void put_message(ReturnSetInfo *result, TupleTableSlot *slot, bool all);
+static const char *handler_state(const Handler *handler);
+
+/* The time that outbox goes by, for ages. */
+PG_FUNCTION_INFO_V1(outbox_clock);
+Datum
+outbox_clock(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TIMESTAMPTZ(clock_now());
+}
+
+/* The word for a run, given the time: a ready run that is not yet due is scheduled. */
+const char *
+run_status(const Run *run, TimestampTz now)
+{
+	if (run->state == RUN_READY && run->available_at > now)
+		return "scheduled";
+	return run_state_name(run->state);
+}
+
+/* Whether routing has seen the transaction of this message as complete. */
+bool
+frontier_has_passed(const Frontier *frontier, int64 position)
+{
+	int64		transaction = position_transaction(position);
+
+	if (frontier->id == 0 || transaction >= frontier->horizon)
+		return false;
+	return !frontier_is_running(frontier, transaction);
+}
+
+/*
+ * All subscriptions, and "default" before its row is made at the first use: what is
+ * enqueued is pending for it all the same.
+ */
+static List *
+subscriptions_shown(Snapshot snapshot)
+{
+	List	   *list = subscription_list(snapshot);
+	Identity	identity;
+
+	identity_read(&identity);
+	if (list == NIL && !identity.exists)
+		list = list_make1(default_to_be());
+	return list;
+}
+
+static Subscription *
+default_to_be(void)
+{
+	Subscription *subscription = palloc0(sizeof(Subscription));
+
+	subscription->name = pstrdup("default");
+	subscription->pattern = pstrdup("#");
+	subscription->mode = MODE_UNUSED;
+	return subscription;
+}
+
+static const char *
+mode_name(SubscriptionMode mode)
+{
+	switch (mode)
+	{
+		case MODE_UNUSED:
+			return "unused";
+		case MODE_PULLED:
+			return "pulled";
+		case MODE_PUSHED:
+			return "pushed";
+	}
+	pg_unreachable();
+}
+
+/* One row per subscription; behind the view "status". */
+PG_FUNCTION_INFO_V1(outbox_backlog);
+Datum
+outbox_backlog(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	Count	   *count;
+	int			pid = routing_pid();
+
+	InitMaterializedSRF(fcinfo, 0);
+	count = count_pending(GetActiveSnapshot());
+	for (int i = 0; i < count->n; i++)
+	{
+		Backlog    *backlog = &count->backlogs[i];
+		Datum		values[8];
+		bool		nulls[8] = {false};
+
+		values[0] = Int64GetDatum(backlog->subscription->id);
+		values[1] = CStringGetTextDatum(backlog->subscription->name);
+		values[2] = CStringGetTextDatum(mode_name(backlog->subscription->mode));
+		values[3] = BoolGetDatum(backlog->subscription->paused);
+		values[4] = Int64GetDatum(backlog->count);
+		values[5] = BoolGetDatum(count->looked_at >= PENDING_COUNTED);
+		values[6] = TimestampTzGetDatum(backlog->oldest);
+		nulls[6] = (backlog->oldest == 0);
+		values[7] = Int32GetDatum(pid);
+		nulls[7] = (pid == 0);
+		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * What the snapshot sees above the frontier, and of transactions that the frontier lists
+ * as running: the ranges that the next routing pass will read.
+ */
+static Count *
+count_pending(Snapshot snapshot)
+{
+	Count	   *count = palloc0(sizeof(Count));
+	List	   *subscriptions = subscriptions_shown(snapshot);
+	Frontier	frontier;
+	LogReader  *reader;
+	ListCell   *cell;
+	bool		more = true;
+
+	count->backlogs = palloc0(Max(list_length(subscriptions), 1) * sizeof(Backlog));
+	foreach(cell, subscriptions)
+		count->backlogs[count->n++].subscription = lfirst(cell);
+	read_self_routed(count, snapshot);
+
+	frontier_read(&frontier, snapshot);
+	reader = log_open(snapshot);
+	for (int i = 0; i < frontier.n_running && more; i++)
+		more = count_range(count, reader, position_of_transaction(frontier.running[i]),
+						   position_of_transaction(frontier.running[i] + 1));
+	if (more)
+		(void) count_range(count, reader,
+						   frontier.id == 0 ? 0 : position_of_transaction(frontier.horizon),
+						   PG_INT64_MAX);
+	log_close(reader);
+	return count;
+}
+
+/* A table that is normally empty: read as a whole. */
+static void
+read_self_routed(Count *count, Snapshot snapshot)
+{
+	Relation	rel = table_open(outbox_oid(OB_SELF_ROUTED), AccessShareLock);
+	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		int64		subscription_id;
+
+		slot_getallattrs(slot);
+		subscription_id = DatumGetInt64(slot->tts_values[0]);
+		for (int i = 0; i < count->n; i++)
+		{
+			Backlog    *backlog = &count->backlogs[i];
+
+			if (backlog->subscription->id != subscription_id)
+				continue;
+			if (backlog->self_routed == NULL)
+				backlog->self_routed = cover_make();
+			cover_add(backlog->self_routed, DatumGetInt64(slot->tts_values[1]),
+					  DatumGetInt64(slot->tts_values[2]));
+		}
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+}
+
+/*
+ * false: enough was looked at.  The scan itself runs in the caller's context: what an
+ * index keeps between two rows must not go with the first of them.
+ */
+static bool
+count_range(Count *count, LogReader *reader, int64 lower, int64 upper)
+{
+	MemoryContext per_message = AllocSetContextCreate(CurrentMemoryContext, "outbox pending",
+													  ALLOCSET_SMALL_SIZES);
+	TupleTableSlot *slot;
+
+	log_range(reader, lower, upper);
+	while (count->looked_at < PENDING_COUNTED && (slot = log_next(reader)) != NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(per_message);
+
+		CHECK_FOR_INTERRUPTS();
+		count->looked_at++;
+		count_message(count, slot);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(per_message);
+	}
+	MemoryContextDelete(per_message);
+	return count->looked_at < PENDING_COUNTED;
+}
+
+static void
+count_message(Count *count, TupleTableSlot *slot)
+{
+	bool		isnull;
+	char	   *name = TextDatumGetCString(slot_getattr(slot, LOG_NAME, &isnull));
+	char	   *kind = TextDatumGetCString(slot_getattr(slot, LOG_KIND, &isnull));
+	int64		position = log_position(slot);
+	TimestampTz created_at = log_created_at(slot);
+
+	for (int i = 0; i < count->n; i++)
+	{
+		Backlog    *backlog = &count->backlogs[i];
+
+		if (!subscription_matches(backlog->subscription, name, kind) ||
+			(backlog->self_routed != NULL && cover_contains(backlog->self_routed, position)))
+			continue;
+		backlog->count++;
+		if (backlog->oldest == 0 || created_at < backlog->oldest)
+			backlog->oldest = created_at;
+	}
+}
+
+/* Who holds the routing lock, or 0: nobody, or a prepared transaction. */
+static int
+routing_pid(void)
+{
+	LOCKTAG		tag;
+	LockData   *locks = GetLockStatusData();
+
+	routing_locktag(&tag);
+	for (int i = 0; i < locks->nelements; i++)
+	{
+		LockInstanceData *lock = &locks->locks[i];
+
+		if (lock->holdMask != 0 && memcmp(&lock->locktag, &tag, sizeof(LOCKTAG)) == 0)
+			return lock->pid;
+	}
+	return 0;
+}
+
+static Where *
+where_of(FunctionCallInfo fcinfo, Snapshot snapshot)
+{
+	Where	   *where = fcinfo->flinfo->fn_extra;
+
+	if (where == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
+
+		where = palloc0(sizeof(Where));
+		where->subscriptions = subscriptions_shown(snapshot);
+		frontier_read(&where->frontier, snapshot);
+		MemoryContextSwitchTo(caller);
+		fcinfo->flinfo->fn_extra = where;
+	}
+	return where;
+}
+
+/*
+ * One row for each subscription that a message belongs to, with what its run says; behind
+ * the view "messages".  Where there is no run, the message is pending if routing has not
+ * come to it; else it was not for that subscription.
+ */
+PG_FUNCTION_INFO_V1(outbox_deliveries_of);
+Datum
+outbox_deliveries_of(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	Snapshot	snapshot = GetActiveSnapshot();
+	RunStore   *store;
+	Where	   *where;
+	ListCell   *cell;
+	int64		position;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1) || PG_ARGISNULL(2))
+		return (Datum) 0;
+	position = PG_GETARG_INT64(0);
+
+	where = where_of(fcinfo, snapshot);
+	store = runs_open_for_reading();
+	foreach(cell, where->subscriptions)
+	{
+		Subscription *subscription = lfirst(cell);
+		Run		   *run = run_of_position(store, snapshot, subscription->id, position);
+
+		if (run != NULL)
+			put_run(result, subscription, run);
+		else if (!frontier_has_passed(&where->frontier, position) &&
+				 subscription_matches(subscription, text_to_cstring(PG_GETARG_TEXT_PP(1)),
+									  text_to_cstring(PG_GETARG_TEXT_PP(2))))
+			put_pending(result, subscription);
+	}
+	runs_close(store);
+	return (Datum) 0;
+}
+
+static void
+put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run)
+{
+	Datum		values[10];
+	bool		nulls[10] = {false};
+
+	values[0] = CStringGetTextDatum(subscription->name);
+	values[1] = CStringGetTextDatum(run_status(run, clock_now()));
+	values[2] = Int32GetDatum(run->attempts);
+	values[3] = Int32GetDatum(run->max_attempts);
+	values[4] = TimestampTzGetDatum(run->available_at);
+	values[5] = TimestampTzGetDatum(run->claimed_at);
+	nulls[5] = (run->claimed_at == 0);
+	values[6] = TimestampTzGetDatum(run->locked_until);
+	nulls[6] = (run->state != RUN_LEASED);
+	values[7] = TimestampTzGetDatum(run->settled_at);
+	nulls[7] = (run->settled_at == 0);
+	values[8] = run->worker ? CStringGetTextDatum(run->worker) : (Datum) 0;
+	nulls[8] = (run->worker == NULL);
+	values[9] = run->last_error ? JsonbPGetDatum(run->last_error) : (Datum) 0;
+	nulls[9] = (run->last_error == NULL);
+	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+static void
+put_pending(ReturnSetInfo *result, const Subscription *subscription)
+{
+	Datum		values[10] = {0};
+	bool		nulls[10];
+
+	memset(nulls, true, sizeof(nulls));
+	values[0] = CStringGetTextDatum(subscription->name);
+	values[1] = CStringGetTextDatum("pending");
+	values[2] = Int32GetDatum(0);
+	nulls[0] = nulls[1] = nulls[2] = false;
+	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+/* The messages at these positions; behind the view "dead_letters". */
+PG_FUNCTION_INFO_V1(outbox_log_of);
+Datum
+outbox_log_of(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	LogReader  *reader;
+	Cover	   *cover;
+	bool		all;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (PG_ARGISNULL(0))
+		return (Datum) 0;
+	cover = cover_from_datum(PG_GETARG_DATUM(0));
+	all = may_read_log();
+
+	reader = log_open(GetActiveSnapshot());
+	for (int i = 0; i < cover->n; i++)
+	{
+		TupleTableSlot *slot;
+
+		log_range(reader, cover->ranges[i].lower, cover->ranges[i].upper);
+		while ((slot = log_next(reader)) != NULL)
+		{
+			CHECK_FOR_INTERRUPTS();
+			put_message(result, slot, all);
+		}
+	}
+	log_close(reader);
+	return (Datum) 0;
+}
+
+/* SELECT on the view outbox.log is the right to see what messages contain. */
+static bool
+may_read_log(void)
+{
+	Oid			log = get_relname_relid("log", get_namespace_oid("outbox", false));
+
+	return OidIsValid(log) && pg_class_aclcheck(log, GetUserId(), ACL_SELECT) == ACLCHECK_OK;
+}
+
+static void
+put_message(ReturnSetInfo *result, TupleTableSlot *slot, bool all)
+{
+	bool		nulls[LOG_COLUMNS];
+
+	slot_getallattrs(slot);
+	memcpy(nulls, slot->tts_isnull, sizeof(nulls));
+	if (!all)
+		nulls[LOG_PAYLOAD - 1] = nulls[LOG_HEADERS - 1] = true;
+	tuplestore_putvalues(result->setResult, result->setDesc, slot->tts_values, nulls);
+}
+
+/* Whether each handler could be called now; behind the view "handlers". */
+PG_FUNCTION_INFO_V1(outbox_handler_states);
+Datum
+outbox_handler_states(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	Snapshot	snapshot = GetActiveSnapshot();
+	ListCell   *cell;
+
+	InitMaterializedSRF(fcinfo, 0);
+	foreach(cell, subscription_list(snapshot))
+	{
+		Subscription *subscription = lfirst(cell);
+		ListCell   *each;
+
+		subscription_handlers(subscription, snapshot);
+		foreach(each, subscription->handlers)
+		{
+			Handler    *handler = lfirst(each);
+			Datum		values[2];
+			bool		nulls[2] = {false};
+
+			values[0] = Int64GetDatum(handler->id);
+			values[1] = CStringGetTextDatum(handler_state(handler));
+			tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+		}
+	}
+	return (Datum) 0;
+}
+
+static const char *
+handler_state(const Handler *handler)
+{
+	Oid			function;
+
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(handler->role)))
+		return "forbidden";
+	if (handler->function == NULL)
+		return "ok";
+	function = handler_function(handler);
+	if (!OidIsValid(function))
+		return "broken";
+	return outbox_function_aclcheck(function, handler->role) == ACLCHECK_OK ? "ok" : "forbidden";
+}

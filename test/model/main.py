@@ -1,0 +1,286 @@
+# The model check: options, rounds, and what is printed.  test/model/run starts it; README.md explains it.
+import argparse
+import collections
+import copy
+import random
+import secrets
+import sys
+import threading
+import time
+import traceback
+
+import check
+import invariants
+import moves
+import operators
+import server
+from model import COMMITTED, Finding, Subscription, Txn, World, now
+from server import ConnectionLost
+from session import Session
+
+STATIC = (
+    Subscription('default', '#', static=True),
+    Subscription('alpha', '#', lease=10_000, max_active=120_000, max_attempts=2, static=True),
+    Subscription('beta', 'order.*', lease=30_000, max_active=60_000, static=True),
+    Subscription('gamma', '#.created', 'event', lease=20_000, max_active=40_000, max_attempts=5, static=True),
+)
+PASSING = ('omega1', 'omega2', 'omega3')
+FINAL_JUMP = 7_200_000_000      # beyond all due times
+DELIVERED = ('delivered', None, None, None)
+MAX_MESSAGES = 12_000           # in a round
+
+# A run of thirty seconds or more has made each of these moves, where the functions are there.
+OUTCOMES = ('delivered', 'failed', 'dead', 'released')
+NEEDED = {
+    'enqueue': ['enqueue', 'enqueue of a known id', 'claim of own message'],
+    'enqueue_batch': ['enqueue_batch of objects', 'enqueue_batch of payloads'],
+    'outgoing': ['insert into outgoing'],
+    'claim_batch': ['claim', 'claim of separate tokens', 'claim of nothing', 'claim of a retry'],
+    'settle': [f'settle {outcome}' for outcome in OUTCOMES] + ['settle late', 'settle with a wrong token'],
+    'settle_batch': [f'{form} {outcome}' for form in ('settle_batch', 'settle_batch by ids') for outcome in OUTCOMES]
+                    + ['settle_batch of some'],
+    'renew': ['renew'],
+    'renew_batch': ['renew_batch'],
+    'maintain': ['maintain'],
+    'pause': ['pause'],
+    'resume': ['resume'],
+    'skip': ['skip'],
+    'requeue': ['requeue'],
+    'requeue_all': ['requeue_all'],
+    'discard': ['discard'],
+    'cancel': ['cancel'],
+    'subscribe': ['subscribe from the earliest', 'subscribe from now', 'subscribe with replace'],
+    'unsubscribe': ['unsubscribe'],
+    'log': ['commit', 'rollback', 'rollback to savepoint', 'release savepoint', 'held open', 'read committed',
+            'repeatable read', 'serializable', 'clock jump', 'look at the invariants'],
+}
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(prog='test/model/run')
+    parser.add_argument('--seconds', type=float, default=60)
+    parser.add_argument('--seed', type=int)
+    parser.add_argument('--sessions', type=int, default=8)
+    parser.add_argument('--round', type=float, default=15)
+    parser.add_argument('--kill', action='store_true')
+    parser.add_argument('--kill-command')
+    parser.add_argument('--keep', action='store_true')
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = secrets.randbelow(1_000_000)
+    return options
+
+
+class Round:
+    """A fresh database, a time of moves, a comparison, an end to all that is left, and another comparison."""
+
+    def __init__(self, options, seed, seconds):
+        self.options = options
+        self.seconds = seconds
+        self.world = World(options, seed)
+        self.random = random.Random(f'{seed}/clock')
+        self.watcher = None             # a connection
+
+    def run(self):
+        world = self.world
+        try:
+            self.prepare()
+            sessions = [Session(world, n + 1) for n in range(self.options.sessions)]
+            threads = sessions + [threading.Thread(target=self.guard, args=(self.watch,))]
+            for thread in threads:
+                thread.start()
+            self.guard(self.disturb)
+            world.stop.set()
+            for thread in threads:
+                thread.join()
+            if world.failure is None:
+                self.guard(self.finish)
+        finally:
+            world.stop.set()
+
+    def guard(self, work):
+        try:
+            work()
+        except Finding as finding:
+            self.world.fail(finding)
+        except Exception:
+            self.world.fail(Finding('the check itself failed', traceback.format_exc()))
+
+    def prepare(self):
+        world = self.world
+        server.reset_clock()
+        self.watcher = server.make_database()
+        world.functions = server.functions(self.watcher)
+        world.max_prepared = int(server.setting(self.watcher, 'max_prepared_transactions')) // 2
+        self.preloaded = 'outbox' in server.setting(self.watcher, 'shared_preload_libraries')
+        world.static = self.make_subscriptions()
+        for name in PASSING if 'subscribe' in world.functions else ():
+            world.slots[name] = None
+
+    def make_subscriptions(self):
+        made = []
+        for s in STATIC:
+            s = copy.deepcopy(s)
+            if s.name == 'default':
+                made.append(s)
+            elif 'subscribe' in self.world.functions:
+                server.query(self.watcher, 'SELECT r FROM ' + operators.SUBSCRIBE,
+                             operators.arguments(s, max(s.limits)) + (False,))
+                made.append(s)
+        server.query(self.watcher, 'SELECT count(*) FROM outbox.claim_batch()')     # makes default
+        invariants.want(self.watcher, made)
+        return made
+
+    # While the sessions work
+
+    def watch(self):
+        while not self.world.stop.wait(1):
+            try:
+                invariants.look(self.world, self.watcher)
+            except ConnectionLost:
+                self.watcher.close()
+                self.watcher = server.connect(patience=60)
+
+    def disturb(self):
+        """Moves the clock and kills, until the time is over."""
+        connection = server.connect()
+        end = time.monotonic() + self.seconds
+        next_kill = time.monotonic() + self.random.uniform(1, 4)
+        while time.monotonic() < end and len(self.world.messages) < MAX_MESSAGES:
+            if self.world.stop.wait(self.random.uniform(0.1, 0.8)):
+                break
+            try:
+                self.jump(connection, int(self.random.choice((0.05, 1, 3, 6, 12, 31)) * 1_000_000))
+                if self.options.kill and time.monotonic() > next_kill:
+                    next_kill = time.monotonic() + self.random.uniform(2, 6)
+                    self.kill_somebody()
+            except ConnectionLost:
+                connection = server.connect(patience=60)
+        connection.close()
+
+    def jump(self, connection, by):
+        offset = self.world.jumps[-1][1] + by
+        self.world.jumps.append((now(), offset))
+        server.set_clock(connection, offset)
+        self.world.count('clock jump')
+
+    def kill_somebody(self):
+        pid = self.random.choice(sorted(self.world.pids.values()))
+        self.world.kills.append(now())
+        if server.kill(pid, self.options.kill_command):
+            self.world.count('kill')
+
+    # Afterwards
+
+    def finish(self):
+        world = self.world
+        self.watcher.close()
+        self.watcher = server.connect(patience=60)
+        closer = Session(world, 0)
+        closer.connect()
+        while world.prepared:
+            closer.end_prepared()
+        self.maintain()
+        invariants.look(world, self.watcher)
+        self.compare()
+        self.jump(self.watcher, FINAL_JUMP)
+        for connection in (self.watcher, closer.connection):
+            server.wait_for_clock(connection, world.jumps[-1][1])
+        if 'resume' in world.functions:
+            server.query(self.watcher, "SELECT outbox.resume('gamma')")
+        for subscription in world.live():
+            self.drain(closer, subscription)
+        self.maintain()
+        invariants.look(world, self.watcher)
+        self.compare()
+        self.nothing_left()
+        closer.connection.close()
+        self.watcher.close()
+
+    def maintain(self):
+        if 'maintain' in self.world.functions:
+            server.query(self.watcher, 'SELECT outbox.maintain()')
+        else:
+            for s in self.world.live():
+                server.query(self.watcher, 'BEGIN')
+                server.query(self.watcher, 'SELECT FROM outbox.claim_batch(100000, subscription => %s)', (s.name,))
+                server.query(self.watcher, 'ROLLBACK')
+
+    def compare(self):
+        invariants.compare_status(self.world, self.watcher)
+        check.Comparison(self.world, self.watcher, self.preloaded).run()
+
+    def drain(self, session, subscription):
+        """Claims and delivers until nothing comes; then nothing may be left that could have come."""
+        empty = 0
+        while empty < 3:
+            txn = Txn(0, None)
+            txn.commit_start = now()
+            got = moves.claim_from(session, txn, subscription)
+            for lease in txn.leases:
+                moves.settle_many(session, txn, lease, sorted(lease.ids), None, 'drain', DELIVERED)
+            txn.end(COMMITTED)
+            session.take_over(txn)
+            empty = 0 if got else empty + 1
+
+    def nothing_left(self):
+        rows = server.query(self.watcher, """
+            SELECT s.name, d.state, d.available_at, d.message_count FROM outbox.delivery d
+              JOIN outbox.subscription s ON s.id = d.subscription_id
+             WHERE d.state NOT IN ('delivered', 'dead', 'discarded', 'cancelled')""")
+        self.world.checks += 1
+        if rows:
+            raise Finding(1, f'claims said that nothing is left, but there is {rows[:5]}')
+
+
+def tell(world):
+    finding = world.failure
+    print(f'\nFINDING, seed {world.seed}: rule {finding.rule}: {finding}')
+    if finding.message_id:
+        print(f'history of message {finding.message_id}:')
+        print(check.tell_history(world, finding.message_id))
+
+
+def missing_moves(options, world, moves_made):
+    needed = [m for function, names in NEEDED.items() if function in world.functions for m in names]
+    needed += ['kill', 'transaction cut off'] if options.kill else ['single statement']
+    needed += ['prepare', 'commit prepared', 'rollback prepared'] if world.max_prepared else []
+    return [m for m in needed if not moves_made[m]]
+
+
+def main():
+    options = parse_options()
+    total, checks, rounds = collections.Counter(), 0, 0
+    end = time.monotonic() + options.seconds
+    started = time.monotonic()
+    print(f'seed {options.seed}, {options.sessions} sessions', flush=True)
+    while rounds == 0 or time.monotonic() < end - 3:
+        this = Round(options, options.seed + rounds, min(options.round, max(3, end - time.monotonic())))
+        this.run()
+        world = this.world
+        rounds += 1
+        total.update(world.moves)
+        checks += world.checks
+        print(f'round {rounds}, seed {world.seed}: {len(world.messages)} messages, {world.moves.total()} moves, '
+              f'{world.checks} checks, {time.monotonic() - started:.0f} s', flush=True)
+        if world.failure is not None:
+            tell(world)
+            return 1
+    server.reset_clock()
+    if not options.keep:
+        server.drop_database()
+    for move, n in sorted(total.items()):
+        print(f'{n:9d} {move}')
+    absent = sorted(set(NEEDED) - world.functions)
+    if absent:
+        print(f'not there, so not tried: {", ".join(absent)}')
+    missing = missing_moves(options, world, total)
+    if options.seconds >= 30 and missing:
+        print(f'moves that never happened: {", ".join(missing)}')
+        return 1
+    print(f'{checks} checks passed')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
