@@ -28,6 +28,7 @@ OBJS = \
 	src/enqueue_sql.o \
 	src/envelope.o \
 	src/filing.o \
+	src/floor.o \
 	src/frontier.o \
 	src/group.o \
 	src/guard.o \
@@ -51,6 +52,7 @@ OBJS = \
 	src/status.o \
 	src/subscribe.o \
 	src/subscription.o \
+	src/targets.o \
 	src/topic.o \
 	src/uuid.o
 

@@ -7,7 +7,7 @@ create temporary table result as
 select s.subscription,
        (select count(*) from shop.sent) as committed,
        s.delivered,
-       s.dead + s.ready + s.scheduled + s.leased + s.unhandled as open,
+       s.pending + s.dead + s.ready + s.scheduled + s.leased + s.unhandled as open,
        (select count(*) from shop.received r where r.subscription = s.subscription) as arrived,
        (select count(*) from shop.received r where r.subscription = s.subscription and r.times > 1) as twice,
        (select count(*) from shop.sent m

@@ -76,7 +76,7 @@ static const AccessRule rules[] = {
 	{"pause", OPERATOR},
 	{"resume", OPERATOR},
 	{"skip", OPERATOR},
-	{"get", OPERATOR},
+	{"get", CONSUMER | OPERATOR},
 	{"requeue", OPERATOR},
 	{"requeue_all", OPERATOR},
 	{"discard", OPERATOR},
@@ -145,6 +145,14 @@ PG_FUNCTION_INFO_V1(outbox_revoke_access);
 void
 access_check_consumer(const char *subscription)
 {
+	if (!access_may_consume(subscription))
+		refuse_consumer(subscription);
+}
+
+/* NULL: whatever the subscription */
+bool
+access_may_consume(const char *subscription)
+{
 	Relation	rel;
 	TupleTableSlot *slot;
 	TableScanDesc scan;
@@ -152,7 +160,7 @@ access_check_consumer(const char *subscription)
 	bool		allowed = false;
 
 	if (superuser() || GetUserId() == outbox_owner())
-		return;
+		return true;
 
 	rel = table_open(outbox_oid(OB_ACCESS), AccessShareLock);
 	slot = table_slot_create(rel, NULL);
@@ -166,15 +174,15 @@ access_check_consumer(const char *subscription)
 		if (!has_privs_of_role(GetUserId(), role))
 			continue;
 		limited = true;
-		allowed = isnull || strcmp(TextDatumGetCString(name), subscription) == 0;
+		allowed = isnull ||
+			(subscription != NULL && strcmp(TextDatumGetCString(name), subscription) == 0);
 	}
 	table_endscan(scan);
 	snapshot_pop();
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, AccessShareLock);
 
-	if (limited && !allowed)
-		refuse_consumer(subscription);
+	return !limited || allowed;
 }
 
 static void
@@ -201,7 +209,7 @@ outbox_grant_access(PG_FUNCTION_ARGS)
 	char	   *subscription;
 	bool		changed;
 
-	session_begin("grant_access()");
+	session_begin("outbox.grant_access()");
 	read_arguments(fcinfo, &role, &kind, &subscription);
 	if (subscription != NULL)
 		(void) subscription_get(subscription);
@@ -228,7 +236,7 @@ outbox_revoke_access(PG_FUNCTION_ARGS)
 	bool		changed = false;
 	int			kept = 0;
 
-	session_begin("revoke_access()");
+	session_begin("outbox.revoke_access()");
 	read_arguments(fcinfo, &role, &kind, &subscription);
 
 	LockRelationOid(outbox_oid(OB_ACCESS), ShareRowExclusiveLock);

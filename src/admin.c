@@ -46,6 +46,7 @@ typedef struct Findings
 
 static const char *id_text(const pg_uuid_t *id);
 static void unknown_message(const pg_uuid_t *id) pg_attribute_noreturn();
+static void check_may_get(TupleTableSlot *message);
 static Message *message_find(const pg_uuid_t *id);
 static bool message_is_own(const Message *message);
 static void message_route(Message *message);
@@ -54,6 +55,7 @@ static List *subscriptions_meant(const char *name);
 static int	act(FunctionCallInfo fcinfo, const char *subscription, const Action *action);
 static bool act_for(RunStore *store, const Action *action, Subscription *subscription,
 					const Message *message, Findings *findings);
+static bool take_back(RunStore *store, Run *run, TimestampTz now);
 static void found(Findings *findings, const Subscription *subscription, const char *status);
 static void refuse(const Action *action, const Message *message, const Findings *findings)
 			pg_attribute_noreturn();
@@ -104,10 +106,37 @@ outbox_get(PG_FUNCTION_ARGS)
 	slot = log_find(reader, PG_GETARG_UUID_P(0));
 	if (slot == NULL)
 		unknown_message(PG_GETARG_UUID_P(0));
+	check_may_get(slot);
 	message = log_message(slot, NULL, 0, 0);
 	log_close(reader);
 	snapshot_pop();
 	PG_RETURN_DATUM(message);
+}
+
+/* A consumer of some subscriptions gets what one of them gets. */
+static void
+check_may_get(TupleTableSlot *message)
+{
+	bool		isnull;
+	char	   *name = TextDatumGetCString(slot_getattr(message, LOG_NAME, &isnull));
+	char	   *kind = TextDatumGetCString(slot_getattr(message, LOG_KIND, &isnull));
+	ListCell   *cell;
+
+	if (access_may_consume(NULL))
+		return;
+	foreach(cell, subscriptions_meant(NULL))
+	{
+		Subscription *subscription = lfirst(cell);
+
+		if (subscription_matches(subscription, name, kind) && access_may_consume(subscription->name))
+			return;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for message %s",
+					id_text(DatumGetUUIDP(slot_getattr(message, LOG_ID, &isnull)))),
+			 errdetail("It belongs to no subscription that role \"%s\" may use.",
+					   GetUserNameFromId(GetUserId(), false))));
 }
 
 static Message *
@@ -332,6 +361,8 @@ act_for(RunStore *store, const Action *action, Subscription *subscription,
 			found(findings, subscription, "pending");
 		else if (run == NULL)
 			;					/* not for this subscription */
+		else if (action->becomes != RUN_READY && take_back(store, run, action->now))
+			looking = true;
 		else if (!(action->states & STATE_BIT(run->state)))
 			found(findings, subscription, run_status(run, action->now));
 		else if (run_lock(store, run, LockWaitBlock) != RUN_LOCKED)
@@ -348,6 +379,23 @@ act_for(RunStore *store, const Action *action, Subscription *subscription,
 		snapshot_pop();
 	}
 	return done;
+}
+
+/*
+ * A lease that has ended is no reason to refuse: it is taken back, as the next claim
+ * would do.  Who holds its row is settling in time.
+ */
+static bool
+take_back(RunStore *store, Run *run, TimestampTz now)
+{
+	RunLock		lock;
+
+	if (run->state != RUN_LEASED || run->locked_until > now)
+		return false;
+	lock = run_lock(store, run, LockWaitSkip);
+	if (lock == RUN_LOCKED)
+		run_expire(store, run, now);
+	return lock != RUN_BUSY;
 }
 
 static void

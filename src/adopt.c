@@ -11,6 +11,7 @@
  * and the routing lock, both to the end of the transaction.
  */
 #include "catalog.h"
+#include "floor.h"
 #include "log.h"
 #include "route.h"
 #include "statement.h"
@@ -78,6 +79,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	ours.offset = identity.offset;
 	frontier_append(&stored, &ours);
 	snapshot_pop();
+	floor_reset();
 	(void) route(0);
 	PG_RETURN_BOOL(true);
 }

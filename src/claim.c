@@ -19,6 +19,7 @@
 
 #include "catalog.h"
 #include "enqueue.h"
+#include "floor.h"
 #include "log.h"
 #include "route.h"
 
@@ -58,7 +59,7 @@ typedef struct Taking
 } Taking;
 
 static void take_ready(Taking *taking);
-static List *lock_ready(Taking *taking, Snapshot snapshot);
+static List *lock_ready(Taking *taking);
 static int	piece_limit(const Run *run);
 static void take_from_run(Taking *taking, LogReader *reader, Run *run);
 static int	read_messages(Taking *taking, LogReader *reader, Run *run, int limit);
@@ -167,11 +168,10 @@ pause_ms(int ms)
 static void
 take_ready(Taking *taking)
 {
-	List	   *runs = lock_ready(taking, snapshot_push());
+	List	   *runs = lock_ready(taking);
 	LogReader  *reader;
 	ListCell   *cell;
 
-	snapshot_pop();
 	if (runs == NIL)
 		return;
 
@@ -185,18 +185,23 @@ take_ready(Taking *taking)
 
 /* Lock runs that are due until they hold enough messages. */
 static List *
-lock_ready(Taking *taking, Snapshot snapshot)
+lock_ready(Taking *taking)
 {
-	RunScan    *scan = runs_ready(taking->store, snapshot, taking->subscription->id, clock_now());
+	FloorScan	floor;
+	RunScan    *scan;
 	List	   *locked = NIL;
 	int64		wanted = taking->max - taking->claim->n;
+	TimestampTz first_seen = DT_NOEND;
 	Run		   *run;
 
+	floor_begin(&floor, taking->subscription->id, FLOOR_READY);
+	scan = runs_ready(taking->store, snapshot_push(), taking->subscription->id, floor.start, clock_now());
 	taking->skipped = false;
 	while (wanted > 0 && (run = run_next(scan)) != NULL)
 	{
 		bool		piece = run->piece && run->attempts > 0;
 
+		first_seen = Min(first_seen, run->available_at);
 		CHECK_FOR_INTERRUPTS();
 		/* a piece goes alone: into an empty claim or not at all */
 		if (piece && (locked != NIL || taking->claim->n > 0))
@@ -222,6 +227,8 @@ lock_ready(Taking *taking, Snapshot snapshot)
 		}
 	}
 	run_scan_end(scan);
+	snapshot_pop();
+	floor_raise(&floor, first_seen);
 	return locked;
 }
 
@@ -360,13 +367,18 @@ claim_expire(Subscription *subscription, int max_runs)
 {
 	RunStore   *store = runs_open();
 	TimestampTz now = clock_now();
-	RunScan    *scan = runs_leased_until(store, snapshot_push(), subscription->id, now);
+	TimestampTz first_seen = DT_NOEND;
+	FloorScan	floor;
+	RunScan    *scan;
 	int64		messages = 0;
 	int			n = 0;
 	Run		   *run;
 
+	floor_begin(&floor, subscription->id, FLOOR_LEASE);
+	scan = runs_leased(store, snapshot_push(), subscription->id, floor.start, now);
 	while ((max_runs == 0 || n < max_runs) && (run = run_next(scan)) != NULL)
 	{
+		first_seen = Min(first_seen, run->locked_until);
 		CHECK_FOR_INTERRUPTS();
 		if (run_lock(store, run, LockWaitSkip) != RUN_LOCKED ||
 			run->state != RUN_LEASED || run->locked_until > now)
@@ -377,6 +389,7 @@ claim_expire(Subscription *subscription, int max_runs)
 	}
 	run_scan_end(scan);
 	snapshot_pop();
+	floor_raise(&floor, first_seen);
 	runs_close(store);
 	return messages;
 }

@@ -110,6 +110,13 @@ clock_raw(ClockState *clock)
 TimestampTz
 clock_tick(int64 ticks)
 {
+	return clock_tick_unshifted(ticks) + MSECS(outbox_clock_offset);
+}
+
+/* An atomic operation even where nobody else ticks: floor.c depends on it. */
+TimestampTz
+clock_tick_unshifted(int64 ticks)
+{
 	ClockState *clock = state();
 	uint64		raw = clock_raw(clock);
 	uint64		last = pg_atomic_read_u64(&clock->last);
@@ -121,7 +128,7 @@ clock_tick(int64 ticks)
 		first = Max(raw, last + 1);
 	} while (!pg_atomic_compare_exchange_u64(&clock->last, &last, first + ticks - 1));
 
-	return (TimestampTz) first + MSECS(outbox_clock_offset);
+	return (TimestampTz) first;
 }
 
 TimestampTz

@@ -16,6 +16,13 @@
 #error "outbox needs PostgreSQL 15 or later"
 #endif
 
+/* the number of this backend's slot, below MaxBackends */
+#if PG_VERSION_NUM < 170000
+#define OUTBOX_MY_PROC_NUMBER (MyProc->pgprocno)
+#else
+#define OUTBOX_MY_PROC_NUMBER MyProcNumber
+#endif
+
 #if PG_VERSION_NUM < 160000
 static inline RangeType *
 outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper)

@@ -51,7 +51,7 @@
 #include "utils/timestamp.h"
 
 /* Longer texts of a hook's error are cut when they are recorded. */
-#define MAX_ERROR_BYTES	8192
+#define MAX_ERROR_BYTES	4096
 
 /* one delivery on its way through its subtransaction */
 typedef struct Call

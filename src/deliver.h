@@ -63,6 +63,20 @@ extern bool constraints_deferred_exist(void);
 /* after constraints_check(): defer those again that begin a transaction deferred */
 extern void constraints_defer(void);
 
+/* targets.c: a subscription that a call of drain() or deliver() is about */
+typedef struct Target
+{
+	Subscription *subscription; /* as it was when the call began */
+	bool		deliverable;	/* its handlers are the caller's, who may consume it */
+} Target;
+
+/* all pushed subscriptions, or the one that is named */
+extern List *targets_choose(const char *name);
+/* the subscription with its handlers, as it is now; NULL where it is not to be delivered */
+extern Subscription *target_open(const Target *target);
+/* messages that are ready now; a NOTICE says why others' were left */
+extern int64 targets_left(const List *targets);
+
 typedef struct DeliveryCounts
 {
 	int64		claimed;

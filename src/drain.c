@@ -18,9 +18,7 @@
  * tests, and for who cannot commit.  It stands in for a commit, before which nothing
  * would be delivered: so deferred constraints of the caller are checked first, as his.
  *
- * A hook runs with the rights of whoever calls these functions, so they call only
- * handlers of that role: which must be the session's user too, or a hook could become
- * the session's user by RESET ROLE.
+ * Which subscriptions that is about is in targets.c.
  *
  * What a claim returned and what it was claimed for outlive transactions: they lie in a
  * memory context of the call that is reset after each batch.
@@ -47,9 +45,6 @@
 /* A message alone in its transaction is tried so often where others are in the way. */
 #define TRIES			3
 #define FIRST_PAUSE_MS	100
-/* More runs are not counted for left_over. */
-#define MAX_COUNTED_RUNS	10000
-#define ROUTING_WAIT_MS	100
 
 typedef struct Drain
 {
@@ -59,8 +54,7 @@ typedef struct Drain
 	char	   *worker;
 	MemoryContext context;		/* of the call */
 	MemoryContext batch_context;	/* of one batch */
-	List	   *targets;		/* names of subscriptions to deliver */
-	List	   *scope;			/* all that the call is about, of Subscription */
+	List	   *targets;		/* the subscriptions that the call is about */
 	DeliveryCounts counts;
 } Drain;
 
@@ -72,14 +66,8 @@ static void refuse_atomic(FunctionCallInfo fcinfo);
 static void drain_init(Drain *drain, FunctionCallInfo fcinfo, const char *what);
 static Datum drain_result(const Drain *drain, FunctionCallInfo fcinfo);
 static void drain_run(Drain *drain, const char *name);
-static void choose_targets(Drain *drain, const char *name);
-static List *subscriptions_asked_for(const char *name);
-static bool is_deliverable(Subscription *subscription, bool named);
-static void check_consumer_work(void *arg);
-static void mend_handlers(const Subscription *subscription);
-static bool deliver_next_batch(Drain *drain, const char *name);
-static Batch *take_batch(Drain *drain, const char *name);
-static Subscription *find_target(const char *name);
+static bool deliver_next_batch(Drain *drain, const Target *target);
+static Batch *take_batch(Drain *drain, const Target *target);
 static void deliver_batch(Drain *drain, Batch *batch);
 static void deliver_alone(Drain *drain, Batch *batch);
 static void charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error);
@@ -88,8 +76,6 @@ static void stop(Drain *drain, Batch *batch, int first, ErrorData *error);
 static bool is_transient(const ErrorData *error);
 static void pause_before(int try);
 static ErrorData *end_transaction(Drain *drain);
-static int64 count_left(const Drain *drain);
-static int64 count_runs(RunScan *scan);
 
 /*
  * CALL outbox.drain(subscription, max_messages, INOUT claimed, …)
@@ -207,7 +193,9 @@ drain_run(Drain *drain, const char *name)
 	drain->deferred = constraints_deferred_exist();
 	if (!drain->own_commit && drain->deferred)
 		constraints_check();
-	choose_targets(drain, name);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	drain->targets = targets_choose(name);
+	PopActiveSnapshot();
 	if ((error = end_transaction(drain)) != NULL)
 		ReThrowError(error);
 
@@ -221,135 +209,22 @@ drain_run(Drain *drain, const char *name)
 	}
 	if (!drain->own_commit && drain->deferred)
 		constraints_defer();
-	drain->counts.left_over = count_left(drain);
+	drain->counts.left_over = targets_left(drain->targets);
 	MemoryContextSwitchTo(caller);
-}
-
-/* ---- what to deliver ---- */
-
-/*
- * Subscriptions of other roles are only counted, for which what is new must be routed;
- * where there are none, claims route what they need.
- */
-static void
-choose_targets(Drain *drain, const char *name)
-{
-	List	   *asked;
-	ListCell   *cell;
-	bool		others = false;
-
-	PushActiveSnapshot(GetTransactionSnapshot());
-	asked = subscriptions_asked_for(name);
-	foreach(cell, asked)
-	{
-		Subscription *subscription = lfirst(cell);
-
-		subscription_handlers(subscription, snapshot_push());
-		snapshot_pop();
-		drain->scope = lappend(drain->scope, subscription);
-		if (is_deliverable(subscription, name != NULL))
-		{
-			mend_handlers(subscription);
-			drain->targets = lappend(drain->targets, subscription->name);
-		}
-		else
-			others = true;
-	}
-	if (others && routing_lock(ROUTING_WAIT_MS))
-		(void) route(0);
-	PopActiveSnapshot();
-}
-
-/* All pushed ones, or the one that is named, which must be pushed. */
-static List *
-subscriptions_asked_for(const char *name)
-{
-	List	   *all;
-	List	   *pushed = NIL;
-	ListCell   *cell;
-
-	if (name != NULL)
-	{
-		Subscription *subscription = subscription_get(name);
-
-		if (subscription->mode != MODE_PUSHED)
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("subscription \"%s\" has no handler", name),
-					 errdetail("Only messages of subscriptions with handlers are delivered."),
-					 errhint("Register one with SELECT outbox.register_hook('#', 'schema.function', subscription => %s),"
-							 " or claim its messages with outbox.claim_batch().", quote_literal_cstr(name))));
-		return list_make1(subscription);
-	}
-
-	all = subscription_list(snapshot_push());
-	snapshot_pop();
-	foreach(cell, all)
-	{
-		if (((Subscription *) lfirst(cell))->mode == MODE_PUSHED)
-			pushed = lappend(pushed, lfirst(cell));
-	}
-	return pushed;
-}
-
-/* Whether its handlers are the caller's own, and he may (still) consume it. */
-static bool
-is_deliverable(Subscription *subscription, bool named)
-{
-	ListCell   *cell;
-
-	if (subscription->handlers == NIL)
-		return false;
-	foreach(cell, subscription->handlers)
-	{
-		Oid			role = ((Handler *) lfirst(cell))->role;
-
-		if (role != GetUserId() || role != GetSessionUserId())
-			return false;
-	}
-	if (named)
-		access_check_consumer(subscription->name);
-	return named || subtransaction_try(check_consumer_work, subscription->name) == NULL;
-}
-
-static void
-check_consumer_work(void *arg)
-{
-	access_check_consumer(arg);
-}
-
-/* A function that was missing is there again: what was parked for it is ready again. */
-static void
-mend_handlers(const Subscription *subscription)
-{
-	bool		mended = false;
-	ListCell   *cell;
-
-	foreach(cell, subscription->handlers)
-	{
-		Handler    *handler = lfirst(cell);
-
-		if (!handler->broken || !OidIsValid(handler_function(handler)))
-			continue;
-		handler_mark(handler, false);
-		mended = true;
-	}
-	if (mended)
-		(void) subscription_unpark(subscription);
 }
 
 /* ---- batches ---- */
 
 /* false: nothing is ready, or no more is allowed */
 static bool
-deliver_next_batch(Drain *drain, const char *name)
+deliver_next_batch(Drain *drain, const Target *target)
 {
 	MemoryContext caller = MemoryContextSwitchTo(drain->batch_context);
 	Batch	   *batch = NULL;
 
 	CHECK_FOR_INTERRUPTS();
 	if (drain->allowed > 0)
-		batch = take_batch(drain, name);
+		batch = take_batch(drain, target);
 	if (batch != NULL)
 	{
 		drain->allowed -= batch->claim->n;
@@ -362,17 +237,22 @@ deliver_next_batch(Drain *drain, const char *name)
 }
 
 static Batch *
-take_batch(Drain *drain, const char *name)
+take_batch(Drain *drain, const Target *target)
 {
 	Batch	   *batch = palloc0(sizeof(Batch));
 	Subscription *subscription;
 	ErrorData  *error;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	subscription = find_target(name);
+	subscription = target_open(target);
 	if (subscription != NULL)
-		batch->claim = claim_take(subscription, (int) Min(drain->allowed, outbox_batch_size),
+	{
+		/* routing reads handlers for itself into what it is given, and forgets them */
+		Subscription copy = *subscription;
+
+		batch->claim = claim_take(&copy, (int) Min(drain->allowed, outbox_batch_size),
 								  subscription->lease, subscription->max_active, drain->worker, false);
+	}
 	PopActiveSnapshot();
 	if (batch->claim != NULL && batch->claim->n > 0 && drain->own_commit)
 		ForceSyncCommit();
@@ -386,22 +266,6 @@ take_batch(Drain *drain, const char *name)
 	batch->own_commit = drain->own_commit;
 	batch->deferred = drain->deferred;
 	return batch;
-}
-
-/* Read anew for each batch: it may have been paused, altered or dropped. */
-static Subscription *
-find_target(const char *name)
-{
-	Snapshot	snapshot = snapshot_push();
-	Subscription *subscription = subscription_find(snapshot, name);
-
-	if (subscription != NULL)
-		subscription_handlers(subscription, snapshot);
-	snapshot_pop();
-	if (subscription == NULL || subscription->mode != MODE_PUSHED || subscription->paused ||
-		!is_deliverable(subscription, false))
-		return NULL;
-	return subscription;
 }
 
 static void
@@ -556,48 +420,4 @@ end_transaction(Drain *drain)
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
 	return error;
-}
-
-/* ---- what is left ---- */
-
-/* What is ready now, for whatever reason it was left. */
-static int64
-count_left(const Drain *drain)
-{
-	TimestampTz now = clock_now();
-	RunStore   *store;
-	Snapshot	snapshot;
-	int64		left = 0;
-	ListCell   *cell;
-
-	if (drain->scope == NIL)
-		return 0;
-	snapshot = snapshot_push();
-	store = runs_open();
-	foreach(cell, drain->scope)
-	{
-		int64		id = ((Subscription *) lfirst(cell))->id;
-
-		left += count_runs(runs_ready(store, snapshot, id, now));
-		/* a lease that has ended is as good as ready */
-		left += count_runs(runs_leased_until(store, snapshot, id, now));
-	}
-	runs_close(store);
-	snapshot_pop();
-	return left;
-}
-
-static int64
-count_runs(RunScan *scan)
-{
-	int64		messages = 0;
-	Run		   *run;
-
-	for (int n = 0; n < MAX_COUNTED_RUNS && (run = run_next(scan)) != NULL; n++)
-	{
-		messages += run->message_count;
-		pfree(run);
-	}
-	run_scan_end(scan);
-	return messages;
 }

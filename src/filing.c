@@ -62,6 +62,7 @@ typedef struct Target
 	int64		last_position;	/* of the message gathered last, -1 at the start of a range */
 	bool		apart;			/* something that belongs elsewhere has passed since */
 	int64		filed;
+	int64		wanted;			/* the claim that routes will take so many at once */
 	OpenRun		open[OPEN_RUNS_MAX];
 } Target;
 
@@ -103,8 +104,8 @@ filing_begin(Snapshot snapshot, List *subscriptions, const Frontier *frontier)
 	filing->context = context;
 	filing->scratch = AllocSetContextCreate(context, "outbox filing row", ALLOCSET_SMALL_SIZES);
 	filing->frontier = frontier;
-	filing->now = clock_now();
 	filing->store = runs_open();
+	filing->now = clock_now();	/* after the pin: no run will be moved off its due time */
 	filing->reader = log_open(snapshot);
 	filing->targets = palloc0(Max(list_length(subscriptions), 1) * sizeof(Target));
 	foreach(cell, subscriptions)
@@ -135,6 +136,16 @@ filing_leave_out(Filing *filing, int64 subscription_id, int64 lower, int64 upper
 		cover_add(target->left_out, lower, upper);
 	}
 	MemoryContextSwitchTo(caller);
+}
+
+void
+filing_wanted(Filing *filing, int64 subscription_id, int64 wanted)
+{
+	for (int i = 0; i < filing->n_targets; i++)
+	{
+		if (filing->targets[i].subscription->id == subscription_id)
+			filing->targets[i].wanted = wanted;
+	}
 }
 
 int64
@@ -309,16 +320,22 @@ running_between(const Frontier *frontier, int64 before, int64 after)
 	return low < frontier->n_running && frontier->running[low] < after;
 }
 
+/*
+ * Runs are short while the backlog is small, so that consumers side by side find runs of
+ * their own.  But the claim that routes takes what it wants at once: that much goes into
+ * one run, for each run costs it a row.
+ */
 static void
 file_gathered(Filing *filing, bool range_ends)
 {
 	for (int i = 0; i < filing->n_targets; i++)
 	{
 		Target	   *target = &filing->targets[i];
+		int			rest = Max(0, target->n - target->wanted);
 		int			length = outbox_run_length;
 
 		if (range_ends)
-			length = Min(length, Max(1, (target->n + RUNS_WANTED - 1) / RUNS_WANTED));
+			length = Min(length, Max(1, (rest + RUNS_WANTED - 1) / RUNS_WANTED));
 		target_file(filing, target, length);
 		target->n = 0;
 	}
@@ -340,7 +357,7 @@ target_file(Filing *filing, Target *target, int length)
 			cover_append(cover, message->position, message->position + 1);
 		open->last = i;
 		open->count++;
-		if (open->count >= length)
+		if (open->count >= Max(length, Min(target->wanted, outbox_run_length)))
 			close_run(filing, target, open);
 	}
 	for (int i = 0; i < OPEN_RUNS_MAX; i++)
@@ -386,6 +403,7 @@ close_run(Filing *filing, Target *target, OpenRun *open)
 
 	if (open->cover == NULL)
 		return;
+	target->wanted = Max(0, target->wanted - open->count);
 	run.subscription_id = target->subscription->id;
 	run.origin = filing->origin;
 	run.available_at = open->due;

@@ -14,6 +14,8 @@ typedef struct Filing Filing;
 /* "frontier" tells which transactions are in progress: their ranges are left out */
 extern Filing *filing_begin(Snapshot snapshot, List *subscriptions, const Frontier *frontier);
 extern void filing_leave_out(Filing *filing, int64 subscription_id, int64 lower, int64 upper);
+/* the caller will claim so many messages of this subscription at once */
+extern void filing_wanted(Filing *filing, int64 subscription_id, int64 wanted);
 /*
  * File the messages of an index range, in position order.  With a bite, stops at the
  * first transaction boundary after so many rows and returns that transaction, else -1.

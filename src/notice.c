@@ -20,6 +20,7 @@ typedef struct PendingNotice
 } PendingNotice;
 
 static PendingNotice no_worker;
+static PendingNotice default_unused;
 static PendingNotice routing_held;
 static const char *routing_holder;
 
@@ -34,6 +35,15 @@ void
 notice_no_worker(void)
 {
 	ask_for(&no_worker);
+}
+
+void
+notice_default_unused(bool unused)
+{
+	if (unused)
+		ask_for(&default_unused);
+	else
+		default_unused.level = 0;
 }
 
 void
@@ -73,6 +83,7 @@ at_transaction_end(XactEvent event, void *argument)
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
 			no_worker.level = 0;
+			default_unused.level = 0;
 			routing_held.level = 0;
 			break;
 		default:
@@ -85,9 +96,14 @@ give_notices(void)
 {
 	if (routing_held.level != 0 && GetCurrentCommandId(false) > routing_held.command)
 		ereport(NOTICE,
-				(errmsg("outbox.%s was not the last write of its transaction", routing_holder),
+				(errmsg("%s was not the last write of its transaction", routing_holder),
 				 errdetail("No message is routed between the call and the commit."),
 				 errhint("Call it last, or in a transaction of its own.")));
+	if (default_unused.level != 0)
+		ereport(NOTICE,
+				(errmsg("subscription \"default\" is unused and keeps every message"),
+				 errhint("Unless something is going to use it, remove it: "
+						 "SELECT outbox.unsubscribe('default', discard_pending => true).")));
 	if (no_worker.level != 0)
 		ereport(NOTICE,
 				(errmsg("no worker delivers in this database"),
@@ -101,6 +117,7 @@ at_savepoint_end(SubXactEvent event, SubTransactionId mine, SubTransactionId par
 	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
 		return;
 	leave_level(&no_worker, event == SUBXACT_EVENT_COMMIT_SUB);
+	leave_level(&default_unused, event == SUBXACT_EVENT_COMMIT_SUB);
 	leave_level(&routing_held, event == SUBXACT_EVENT_COMMIT_SUB);
 }
 

@@ -9,6 +9,8 @@
 
 /* that no worker runs, and what to do; once in a transaction */
 extern void notice_no_worker(void);
+/* that the subscription "default" keeps everything for nobody; false: no more */
+extern void notice_default_unused(bool unused);
 /* that the function holds the routing lock, should this transaction go on to write */
 extern void notice_routing_held(const char *function);
 

@@ -5,6 +5,7 @@
 #include "outbox.h"
 
 #include "catalog.h"
+#include "floor.h"
 #include "route.h"
 
 #include "access/parallel.h"
@@ -35,6 +36,7 @@ _PG_init(void)
 	outbox_define_settings();
 	catalog_register_callbacks();
 	route_register_callbacks();
+	floor_register_callbacks();
 
 	/* Loaded by a session: everything works without shared memory, see clock.c. */
 	if (!process_shared_preload_libraries_in_progress)
@@ -52,6 +54,7 @@ shmem_request(void)
 	if (previous_shmem_request)
 		previous_shmem_request();
 	clock_request_shmem();
+	floor_request_shmem();
 }
 
 static void
@@ -60,6 +63,7 @@ shmem_startup(void)
 	if (previous_shmem_startup)
 		previous_shmem_startup();
 	clock_startup_shmem();
+	floor_startup_shmem();
 }
 
 void

@@ -59,6 +59,7 @@ extern void outbox_define_settings(void);
 extern TimestampTz clock_now(void);
 extern TimestampTz clock_tick(int64 ticks);
 extern TimestampTz clock_unshifted(void);
+extern TimestampTz clock_tick_unshifted(int64 ticks);
 extern void clock_start_above(TimestampTz unshifted);
 extern void clock_request_shmem(void);
 extern void clock_startup_shmem(void);

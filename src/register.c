@@ -48,6 +48,7 @@ static void check_channel(const char *channel);
 static text *register_handler(Handler *wanted, const char *name, bool replace);
 static Subscription *hold_with_handlers(const char *name);
 static void check_role(const Subscription *subscription);
+static char *role_title(Oid role);
 static void check_login(Oid role);
 static Handler *find_same_key(const Subscription *subscription, const Handler *key);
 static bool same_definition(const Handler *a, const Handler *b);
@@ -56,7 +57,7 @@ static void replace_handler(const Handler *existing, const Handler *handler);
 static void bind_definition(Statement *statement, const Handler *handler);
 static void tell_about_others(const Subscription *subscription, const Handler *created);
 static bool handlers_overlap(const Handler *a, const Handler *b);
-static char *handler_title(const Handler *handler);
+static char *describe(const Handler *handler);
 
 PG_FUNCTION_INFO_V1(outbox_register_hook);
 PG_FUNCTION_INFO_V1(outbox_register_notify);
@@ -74,10 +75,9 @@ outbox_register_hook(PG_FUNCTION_ARGS)
 	char	   *subscription;
 	bool		replace = !PG_ARGISNULL(8) && PG_GETARG_BOOL(8);
 
-	session_begin("register_hook()");
+	session_begin("outbox.register_hook()");
 	arg_key(fcinfo, 0, 3, 4, &wanted);
-	arg_required(fcinfo, 1, "function");
-	function = text_to_cstring(PG_GETARG_TEXT_PP(1));
+	function = arg_required_text(fcinfo, 1, "function");
 	subscription = arg_subscription(fcinfo, 2);
 	if (!PG_ARGISNULL(5))
 		wanted.own_timeout = interval_usecs(PG_GETARG_DATUM(5), "timeout");
@@ -100,7 +100,7 @@ outbox_register_notify(PG_FUNCTION_ARGS)
 	char	   *subscription;
 	bool		replace = !PG_ARGISNULL(8) && PG_GETARG_BOOL(8);
 
-	session_begin("register_notify()");
+	session_begin("outbox.register_notify()");
 	arg_key(fcinfo, 0, 3, 4, &wanted);
 	wanted.channel = arg_required_text(fcinfo, 1, "channel");
 	check_channel(wanted.channel);
@@ -123,7 +123,7 @@ outbox_unregister(PG_FUNCTION_ARGS)
 	Subscription *subscription;
 	Statement	delete;
 
-	session_begin("unregister()");
+	session_begin("outbox.unregister()");
 	arg_key(fcinfo, 0, 2, 3, &key);
 	name = arg_subscription(fcinfo, 1);
 	access_check_consumer(name);
@@ -136,9 +136,9 @@ outbox_unregister(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("permission denied for a handler of another role"),
-				 errdetail("The handlers of subscription \"%s\" belong to role \"%s\".",
-						   name, GetUserNameFromId(existing->role, true)),
-				 errhint("Unregister it as that role.")));
+				 errdetail("The handlers of subscription \"%s\" belong to %s.",
+						   name, role_title(existing->role)),
+				 errhint("Unregister it as that role, or as a superuser.")));
 
 	statement_init(&delete, "DELETE FROM outbox.handler h WHERE h.id OPERATOR(pg_catalog.=) $1");
 	bind_int8(&delete, existing->id);
@@ -315,7 +315,7 @@ register_handler(Handler *wanted, const char *name, bool replace)
 			ereport(ERROR,
 					(errcode(ERRCODE_DUPLICATE_OBJECT),
 					 errmsg("handler \"%s\" exists with another definition", wanted->name_pattern),
-					 errdetail("It is %s of subscription \"%s\".", handler_title(existing), name),
+					 errdetail("It is %s.", describe(existing)),
 					 errhint("Pass replace => true to change it.")));
 		replace_handler(existing, wanted);
 		result = "altered";
@@ -342,21 +342,27 @@ static void
 check_role(const Subscription *subscription)
 {
 	Handler    *first = subscription->handlers != NIL ? linitial(subscription->handlers) : NULL;
-	char	   *owner;
 
 	if (first == NULL || first->role == GetUserId())
 		return;
-	owner = GetUserNameFromId(first->role, true);
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			 errmsg("the handlers of subscription \"%s\" belong to another role",
 					subscription->name),
-			 errdetail("They belong to \"%s\", and all handlers of a subscription run as one role.",
-					   owner != NULL ? owner : "a role that is gone"),
+			 errdetail("They belong to %s, and all handlers of a subscription run as one role.",
+					   role_title(first->role)),
 			 errhint("Register as that role, or on a subscription of your own: "
 					 "SELECT outbox.subscribe(%s).",
 					 quote_literal_cstr(psprintf("%s_%s", subscription->name,
 												 GetUserNameFromId(GetUserId(), false))))));
+}
+
+static char *
+role_title(Oid role)
+{
+	char	   *name = GetUserNameFromId(role, true);
+
+	return name != NULL ? psprintf("role \"%s\"", name) : "a role that does not exist any more";
 }
 
 /* The worker that calls the handlers connects as their role. */
@@ -523,8 +529,22 @@ handlers_overlap(const Handler *a, const Handler *b)
 }
 
 static char *
-handler_title(const Handler *handler)
+describe(const Handler *handler)
 {
-	return handler->function != NULL ?
-		psprintf("function %s", handler->function) : psprintf("channel \"%s\"", handler->channel);
+	StringInfoData text;
+
+	initStringInfo(&text);
+	if (handler->function != NULL)
+		appendStringInfo(&text, "function %s", handler->function);
+	else
+		appendStringInfo(&text, "channel \"%s\" %s data", handler->channel,
+						 handler->include_data ? "with" : "without");
+	if (handler->own_timeout != 0)
+		appendStringInfo(&text, ", timeout %lld ms", (long long) (handler->own_timeout / 1000));
+	if (handler->max_attempts != 0)
+		appendStringInfo(&text, ", max_attempts %d", handler->max_attempts);
+	for (int i = 0; i < handler->n_retry; i++)
+		appendStringInfo(&text, "%s%lld ms", i == 0 ? ", retry after " : " and ",
+						 (long long) (handler->retry[i] / 1000));
+	return text.data;
 }

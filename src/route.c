@@ -49,7 +49,7 @@ static bool locked_in_transaction = false;
 static void transaction_end(XactEvent event, void *arg);
 static void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);
 static int64 first_running_not_below(const Frontier *frontier, int64 transaction);
-static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id);
+static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted);
 static void keep_running(Frontier *next, const Frontier *s1, const Frontier *s2);
 static void self_routed_subtract(Filing *filing, Snapshot snapshot);
 static void self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot);
@@ -172,13 +172,14 @@ keep_running(Frontier *next, const Frontier *s1, const Frontier *s2)
  * messages filed.
  */
 static int64
-pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id)
+pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted)
 {
 	Filing	   *filing = filing_begin(snapshot, subscription_list(snapshot), s2);
 	Frontier	next = *s2;
 	int64		cut;
 	int64		filed;
 
+	filing_wanted(filing, subscription_id, wanted);
 	self_routed_subtract(filing, snapshot);
 	for (int i = 0; i < s1->n_running; i++)
 	{
@@ -298,7 +299,7 @@ route_for(int64 subscription_id, int64 enough)
 		s2.horizon = Min(s2.horizon, first_running_not_below(&s2, Max(seen, s1.horizon)));
 		seen = s2.seen;
 
-		total += pass(&s1, &s2, snapshot, subscription_id);
+		total += pass(&s1, &s2, snapshot, subscription_id, enough == 0 ? 0 : enough - total);
 		snapshot_pop();
 		more = s2.horizon < target && (enough == 0 || total < enough);
 		MemoryContextReset(context);

@@ -24,6 +24,7 @@
 #include "run.h"
 
 #include "claim.h"
+#include "floor.h"
 #include "rows.h"
 
 #include "access/tableam.h"
@@ -61,6 +62,7 @@ enum
 struct RunStore
 {
 	Rows	   *rows;
+	TimestampTz not_before;		/* no ready or leased row of this transaction lies below */
 };
 
 struct RunScan
@@ -78,9 +80,15 @@ static const char *const state_names[] = {
 	[RUN_CANCELLED] = "cancelled",
 };
 
+/* a change of outbox.delivery is under way that is ours: see floor.c */
+static bool writing = false;
+
 static RunState state_from_name(const char *name);
 static void run_read(TupleTableSlot *slot, Run *run);
 static void run_write(RunStore *store, Run *run);
+static void keep_above_floor(RunStore *store, Run *run);
+static RunScan *scan_times(RunStore *store, OutboxObject index, Snapshot snapshot, int64 subscription_id,
+						   TimestampTz from, TimestampTz until);
 static void set_time(Datum *values, bool *nulls, int column, TimestampTz time);
 static void leave_lease(Run *run, RunState state);
 static RunScan *scan_index(RunStore *store, OutboxObject index, Snapshot snapshot,
@@ -112,6 +120,7 @@ runs_open(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, true);
+	store->not_before = floor_pin();
 	return store;
 }
 
@@ -122,6 +131,7 @@ runs_open_for_reading(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, false);
+	store->not_before = DT_NOBEGIN;
 	return store;
 }
 
@@ -158,10 +168,13 @@ run_read(TupleTableSlot *slot, Run *run)
 	run->piece = DatumGetBool(values[RUN_PIECE]);
 	run->state = state_from_name(TextDatumGetCString(values[RUN_STATE]));
 	run->positions = cover_from_datum(values[RUN_POSITIONS]);
+	run->indexed_at = DT_NOEND;
+	if (run->state == RUN_READY)
+		run->indexed_at = run->available_at;
 	if (!nulls[RUN_CLAIM_TOKEN])
 		run->claim_token = *DatumGetUUIDP(values[RUN_CLAIM_TOKEN]);
 	if (!nulls[RUN_LOCKED_UNTIL])
-		run->locked_until = DatumGetTimestampTz(values[RUN_LOCKED_UNTIL]);
+		run->indexed_at = run->locked_until = DatumGetTimestampTz(values[RUN_LOCKED_UNTIL]);
 	if (!nulls[RUN_ACTIVE_UNTIL])
 		run->active_until = DatumGetTimestampTz(values[RUN_ACTIVE_UNTIL]);
 	if (!nulls[RUN_CLAIMED_AT])
@@ -199,6 +212,7 @@ run_write(RunStore *store, Run *run)
 	Assert(run->positions->ranges[0].lower >= run->low);
 	if (!run->stored)
 		run->id = next_id();
+	keep_above_floor(store, run);
 
 	values[RUN_ID] = Int64GetDatum(run->id);
 	values[RUN_SUBSCRIPTION_ID] = Int64GetDatum(run->subscription_id);
@@ -226,11 +240,39 @@ run_write(RunStore *store, Run *run)
 	if (run->last_error != NULL)
 		values[RUN_LAST_ERROR] = JsonbPGetDatum(run->last_error);
 
-	if (run->stored)
-		rows_update(store->rows, &run->tid, values, nulls);
-	else
-		rows_insert(store->rows, values, nulls, &run->tid);
+	writing = true;
+	PG_TRY();
+	{
+		if (run->stored)
+			rows_update(store->rows, &run->tid, values, nulls);
+		else
+			rows_insert(store->rows, values, nulls, &run->tid);
+	}
+	PG_FINALLY();
+	{
+		writing = false;
+	}
+	PG_END_TRY();
 	run->stored = true;
+}
+
+bool
+run_is_writing(void)
+{
+	return writing;
+}
+
+/* The rules for writers of floor.c. */
+static void
+keep_above_floor(RunStore *store, Run *run)
+{
+	if (run->stored)
+		floor_pin_down_to(run->indexed_at);
+	run->indexed_at = DT_NOEND;
+	if (run->state == RUN_READY)
+		run->indexed_at = run->available_at = Max(run->available_at, store->not_before);
+	else if (run->state == RUN_LEASED)
+		run->indexed_at = run->locked_until = Max(run->locked_until, store->not_before);
 }
 
 /* ---- finding and locking ---- */
@@ -245,24 +287,30 @@ scan_index(RunStore *store, OutboxObject index, Snapshot snapshot,
 	return scan;
 }
 
-RunScan *
-runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id, TimestampTz until)
+static RunScan *
+scan_times(RunStore *store, OutboxObject index, Snapshot snapshot, int64 subscription_id,
+		   TimestampTz from, TimestampTz until)
 {
-	ScanKeyData keys[2];
+	ScanKeyData keys[3];
 
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
-	ScanKeyInit(&keys[1], 2, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
-	return scan_index(store, OB_DELIVERY_READY_IDX, snapshot, ForwardScanDirection, 2, keys);
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE, TimestampTzGetDatum(from));
+	ScanKeyInit(&keys[2], 2, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
+	return scan_index(store, index, snapshot, ForwardScanDirection, 3, keys);
 }
 
 RunScan *
-runs_leased_until(RunStore *store, Snapshot snapshot, int64 subscription_id, TimestampTz until)
+runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id,
+		   TimestampTz from, TimestampTz until)
 {
-	ScanKeyData keys[2];
+	return scan_times(store, OB_DELIVERY_READY_IDX, snapshot, subscription_id, from, until);
+}
 
-	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
-	ScanKeyInit(&keys[1], 2, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
-	return scan_index(store, OB_DELIVERY_LEASE_IDX, snapshot, ForwardScanDirection, 2, keys);
+RunScan *
+runs_leased(RunStore *store, Snapshot snapshot, int64 subscription_id,
+			TimestampTz from, TimestampTz until)
+{
+	return scan_times(store, OB_DELIVERY_LEASE_IDX, snapshot, subscription_id, from, until);
 }
 
 RunScan *
@@ -615,5 +663,15 @@ run_discard(RunStore *store, Run *run, RunState state, TimestampTz now, Jsonb *e
 void
 run_delete(RunStore *store, Run *run)
 {
-	rows_delete(store->rows, &run->tid);
+	floor_pin_down_to(run->indexed_at);
+	writing = true;
+	PG_TRY();
+	{
+		rows_delete(store->rows, &run->tid);
+	}
+	PG_FINALLY();
+	{
+		writing = false;
+	}
+	PG_END_TRY();
 }

@@ -38,6 +38,7 @@ typedef struct Run
 {
 	ItemPointerData tid;		/* the version that was read or locked */
 	bool		stored;			/* false: not yet inserted */
+	TimestampTz indexed_at;		/* stored time in the ready or lease index, or DT_NOEND */
 	int64		id;
 	int64		subscription_id;
 	int64		origin;
@@ -72,6 +73,8 @@ typedef enum RunLock
 } RunLock;
 
 extern RunStore *runs_open(void);
+/* whether a change of outbox.delivery is ours */
+extern bool run_is_writing(void);
 extern RunStore *runs_open_for_reading(void);
 extern void runs_close(RunStore *store);
 
@@ -80,8 +83,10 @@ extern void runs_close(RunStore *store);
  * current memory context, or NULL.  A writer that wants to see its own changes does
  * CommandCounterIncrement() and takes a new snapshot.
  */
-extern RunScan *runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id, TimestampTz until);
-extern RunScan *runs_leased_until(RunStore *store, Snapshot snapshot, int64 subscription_id, TimestampTz until);
+extern RunScan *runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id,
+						   TimestampTz from, TimestampTz until);
+extern RunScan *runs_leased(RunStore *store, Snapshot snapshot, int64 subscription_id,
+							TimestampTz from, TimestampTz until);
 extern RunScan *runs_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token);
 extern RunScan *runs_dead(RunStore *store, Snapshot snapshot, int64 subscription_id);	/* by settled_at */
 extern RunScan *runs_unhandled(RunStore *store, Snapshot snapshot, int64 subscription_id);

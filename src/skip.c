@@ -42,7 +42,7 @@ outbox_skip(PG_FUNCTION_ARGS)
 	Subscription *subscription;
 	int64		skipped = 0;
 
-	session_begin("skip()");
+	session_begin("outbox.skip()");
 	name = arg_required_text(fcinfo, 0, "subscription");
 	arg_required(fcinfo, 1, "before");
 	before = PG_GETARG_TIMESTAMPTZ(1);
@@ -54,14 +54,14 @@ outbox_skip(PG_FUNCTION_ARGS)
 	while (!skip_scan(subscription, scan_ready, before, &skipped) ||
 		   !skip_scan(subscription, scan_unhandled, before, &skipped))
 		CHECK_FOR_INTERRUPTS();
-	notice_routing_held("skip()");
+	notice_routing_held("outbox.skip()");
 	PG_RETURN_INT64(skipped);
 }
 
 static RunScan *
 scan_ready(RunStore *store, Snapshot snapshot, const Subscription *subscription)
 {
-	return runs_ready(store, snapshot, subscription->id, DT_NOEND);
+	return runs_ready(store, snapshot, subscription->id, DT_NOBEGIN, DT_NOEND);
 }
 
 static RunScan *

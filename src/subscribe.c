@@ -56,7 +56,7 @@ outbox_subscribe(PG_FUNCTION_ARGS)
 	bool		replace = !PG_ARGISNULL(7) && PG_GETARG_BOOL(7);
 	const char *result;
 
-	session_begin("subscribe()");
+	session_begin("outbox.subscribe()");
 	read_definition(fcinfo, &wanted);
 
 	/* The usual case at each deployment should not stop routing. */
@@ -74,7 +74,7 @@ outbox_subscribe(PG_FUNCTION_ARGS)
 		(void) route(0);
 		result = existing != NULL ? alter(&wanted) : create(&wanted, from_earliest);
 	}
-	notice_routing_held("subscribe()");
+	notice_routing_held("outbox.subscribe()");
 	PG_RETURN_TEXT_P(cstring_to_text(result));
 }
 
@@ -239,12 +239,8 @@ tell_about_default(const Subscription *created)
 {
 	Subscription *other = look("default");
 
-	if (other == NULL || other->id == created->id || other->mode != MODE_UNUSED)
-		return;
-	ereport(NOTICE,
-			(errmsg("subscription \"default\" is unused and keeps every message"),
-			 errhint("Unless something is going to use it, remove it: "
-					 "SELECT outbox.unsubscribe('default', discard_pending => true).")));
+	if (other != NULL && other->id != created->id && other->mode == MODE_UNUSED)
+		notice_default_unused(true);
 }
 
 /* unsubscribe(name, discard_pending) */
@@ -257,7 +253,7 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 	StringInfoData detail;
 	int64		open;
 
-	session_begin("unsubscribe()");
+	session_begin("outbox.unsubscribe()");
 	name = arg_required_text(fcinfo, 0, "name");
 
 	routing_lock_wait();
@@ -280,7 +276,9 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 	while (!delete_runs(subscription))
 		CHECK_FOR_INTERRUPTS();
 	delete_rows(subscription);
-	notice_routing_held("unsubscribe()");
+	if (strcmp(name, "default") == 0)
+		notice_default_unused(false);
+	notice_routing_held("outbox.unsubscribe()");
 	PG_RETURN_INT64(open);
 }
 
@@ -362,14 +360,14 @@ delete_rows(const Subscription *subscription)
 Datum
 outbox_pause(PG_FUNCTION_ARGS)
 {
-	session_begin("pause()");
+	session_begin("outbox.pause()");
 	return set_paused(fcinfo, true);
 }
 
 Datum
 outbox_resume(PG_FUNCTION_ARGS)
 {
-	session_begin("resume()");
+	session_begin("outbox.resume()");
 	return set_paused(fcinfo, false);
 }
 

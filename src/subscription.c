@@ -335,7 +335,8 @@ static bool
 holds_leases(const Subscription *subscription)
 {
 	RunStore   *store = runs_open();
-	RunScan    *scan = runs_leased_until(store, snapshot_push(), subscription->id, DT_NOEND);
+	RunScan    *scan = runs_leased(store, snapshot_push(), subscription->id,
+								   DT_NOBEGIN, DT_NOEND);
 	bool		found = (run_next(scan) != NULL);
 
 	run_scan_end(scan);

@@ -109,5 +109,7 @@ extern void handler_mark(const Handler *handler, bool broken);
 
 /* access.c: 42501 where the caller may not consume this subscription */
 extern void access_check_consumer(const char *subscription);
+/* the same as an answer; NULL: any subscription */
+extern bool access_may_consume(const char *subscription);
 
 #endif							/* OUTBOX_SUBSCRIPTION_H */

@@ -58,3 +58,13 @@ AS 'MODULE_PATHNAME', 'outbox_backoff'
 LANGUAGE C STABLE PARALLEL SAFE;
 COMMENT ON FUNCTION outbox.backoff(integer)
     IS 'seconds that a message waits after so many failed attempts, without jitter';
+
+-- the claim floor must know of writers that are not ours: src/floor.c
+CREATE FUNCTION outbox.delivery_changed() RETURNS trigger
+AS 'MODULE_PATHNAME', 'outbox_delivery_changed'
+LANGUAGE C;
+COMMENT ON FUNCTION outbox.delivery_changed() IS 'trigger of the table outbox.delivery';
+
+CREATE TRIGGER delivery_changed BEFORE INSERT OR UPDATE OR DELETE ON outbox.delivery
+    FOR EACH ROW EXECUTE FUNCTION outbox.delivery_changed();
+ALTER TABLE outbox.delivery ENABLE ALWAYS TRIGGER delivery_changed;

@@ -40,7 +40,7 @@ class Comparison:
                 if event.kind in ('skip', 'requeue_all'):
                     self.bulk[event.subscription].append(event)
                 elif event.kind in ('claim', 'settle', 'renew', 'requeue', 'discard', 'cancel'):
-                    for i in event.ids:
+                    for i in event.ids + event.data.get('others', []):
                         self.by_message[i].append(event)
             elif event.refused == 'OB003' and event.kind in ('settle', 'renew'):
                 for i in event.ids:
@@ -97,14 +97,15 @@ class Comparison:
     # One message in one subscription
 
     def replay(self, message, subscription):
-        events = [e for e in self.by_message[message.id] if e.subscription in (None, subscription)]
+        events = [e for e in self.by_message[message.id] if e.subscription is subscription
+                  or e.kind == 'cancel' and not came_after(subscription, e)]
         events = sorted(events + self.bulk[subscription], key=lambda e: (e.key, e.number))
         now_states = self.at_first(message, subscription)
         history = [(0, 0, now_states)]
         for event in events:
             if event.kind == 'settle' and event.partial:
                 self.count_settled(now_states, event)
-            now_states = states.step(now_states, event, message)
+            now_states = states.step(now_states, event, message, was_before(subscription, event))
             history.append((event.key, event.txn.commit_end, now_states))
             self.checks += 1
         for refusal in self.refusals[message.id, subscription]:
@@ -193,15 +194,24 @@ class Comparison:
         return any(e.kind in ('pause', 'resume') for e in txn.events)
 
 
+def came_after(subscription, event):
+    return subscription.created is not None and subscription.created.start > event.key
+
+
+def was_before(subscription, event):
+    return subscription.created is None or subscription.created.txn.commit_end < event.start
+
+
 def tell_history(world, message_id):
-    """All that anybody did to a message, the undone and refused included."""
+    """All that anybody did to a message or with its tokens, the undone and refused included."""
     lines = []
     message = world.messages.get(message_id)
     if message is not None:
         lines.append(f'message {message_id} {message.name} {message.kind} max_attempts {message.max_attempts} '
                      f'available_at {message.available_at} created_at {message.created_at}')
+    tokens = {e.rows[message_id][0] for e in world.events if e.kind == 'claim' and message_id in e.ids}
     for event in world.events:
-        if message_id in event.ids:
+        if message_id in event.ids or event.data.get('token') in tokens:
             row = event.data.get('rows', {}).get(message_id)
             lines.append(str(event) + (f'\n        token {row[0]} until {row[1]} attempt {row[2]} of {row[3]} '
                                        f'clock {row[4]}' if row else ''))

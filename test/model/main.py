@@ -14,7 +14,7 @@ import invariants
 import moves
 import operators
 import server
-from model import COMMITTED, Finding, Subscription, Txn, World, now
+from model import Finding, Subscription, World, now
 from server import ConnectionLost
 from session import Session
 
@@ -40,7 +40,7 @@ NEEDED = {
     'settle_batch': [f'{form} {outcome}' for form in ('settle_batch', 'settle_batch by ids') for outcome in OUTCOMES]
                     + ['settle_batch of some'],
     'renew': ['renew'],
-    'renew_batch': ['renew_batch'],
+    'renew_batch': ['renew_batch', 'renew_batch by ids'],
     'maintain': ['maintain'],
     'pause': ['pause'],
     'resume': ['resume'],
@@ -147,10 +147,10 @@ class Round:
         end = time.monotonic() + self.seconds
         next_kill = time.monotonic() + self.random.uniform(1, 4)
         while time.monotonic() < end and len(self.world.messages) < MAX_MESSAGES:
-            if self.world.stop.wait(self.random.uniform(0.1, 0.8)):
+            if self.world.stop.wait(self.random.uniform(0.1, 1)):
                 break
             try:
-                self.jump(connection, int(self.random.choice((0.05, 1, 3, 6, 12, 31)) * 1_000_000))
+                self.jump(connection, int(self.random.choice((0.05, 0.3, 1, 3, 8, 21)) * 1_000_000))
                 if self.options.kill and time.monotonic() > next_kill:
                     next_kill = time.monotonic() + self.random.uniform(2, 6)
                     self.kill_somebody()
@@ -187,7 +187,7 @@ class Round:
         for connection in (self.watcher, closer.connection):
             server.wait_for_clock(connection, world.jumps[-1][1])
         if 'resume' in world.functions:
-            server.query(self.watcher, "SELECT outbox.resume('gamma')")
+            closer.do(operators.resume)
         for subscription in world.live():
             self.drain(closer, subscription)
         self.maintain()
@@ -214,14 +214,11 @@ class Round:
         """Claims and delivers until nothing comes; then nothing may be left that could have come."""
         empty = 0
         while empty < 3:
-            txn = Txn(0, None)
-            txn.commit_start = now()
-            got = moves.claim_from(session, txn, subscription)
-            for lease in txn.leases:
-                moves.settle_many(session, txn, lease, sorted(lease.ids), None, 'drain', DELIVERED)
-            txn.end(COMMITTED)
-            session.take_over(txn)
-            empty = 0 if got else empty + 1
+            session.do(moves.claim_from, subscription)
+            leases = list(session.txn.leases)
+            for lease in leases:
+                session.do(moves.settle_many, lease, sorted(lease.ids), None, 'drain', DELIVERED)
+            empty = 0 if leases else empty + 1
 
     def nothing_left(self):
         rows = server.query(self.watcher, """

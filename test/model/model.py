@@ -19,6 +19,9 @@ SLACK = 100_000     # between two readings of clocks that should agree
 OPEN, PREPARED, COMMITTED, ABORTED = 'open', 'prepared', 'committed', 'aborted'
 
 
+HIDDEN = ('rows', 'surely', 'possibly', 'others')
+
+
 def now():
     return time.time_ns() // 1000
 
@@ -127,7 +130,7 @@ class Event:
     def __str__(self):
         txn = self.txn
         end = 'undone by ROLLBACK TO' if self.undone else txn.state
-        data = ' '.join(f'{k}={v}' for k, v in self.data.items() if v is not None and k != 'rows')
+        data = ' '.join(f'{k}={v}' for k, v in self.data.items() if v is not None and k not in HIDDEN)
         refused = f'refused {self.refused}, ' if self.refused else ''
         return (f'#{self.number} session {txn.session} transaction {txn.number} ({txn.isolation or "one statement"}): '
                 f'{self.kind} {self.subscription.name if self.subscription else ""} {data}\n'

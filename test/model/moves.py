@@ -210,6 +210,9 @@ def pick_lease(session, txn, ended=False):
     if ended:
         clock = session.look_at_clock()
         leases = [e for e in leases if e.until < clock and e.claim.txn is not txn]
+    elif session.random.random() < 0.9:
+        clock = session.world.clock_high()
+        leases = [e for e in leases if e.until > clock or e.claim.txn is txn]
     return session.random.choice(leases) if leases else None
 
 
@@ -217,7 +220,11 @@ SETTLE = """outbox.settle(id => %s, claim_token => %s, outcome => %s, error => %
     retry_at => model.at(%s)) AS r"""
 SETTLE_BATCH = """outbox.settle_batch(claim_token => %s, outcome => %s, error => %s, error_detail => %s,
     retry_at => model.at(%s), ids => %s::uuid[]) AS r"""
-TOKEN_AND_LEASE = "claim_token => %s, lease => %s * interval '1 microsecond'"
+RENEWALS = {
+    'renew': ("renew(claim_token => %s, lease => %s * interval '1 microsecond', id => %s)", ('token', 'lease', 'id')),
+    'renew_batch': ("renew_batch(%s, %s * interval '1 microsecond')", ('token', 'lease')),
+    'renew_batch by ids': ("renew_batch(%s, %s * interval '1 microsecond', %s::uuid[])", ('token', 'lease', 'ids')),
+}
 NOT_HELD = ('OB003',)
 
 
@@ -278,6 +285,8 @@ def settle_some(session, txn):
     if lease:
         ids = left(txn, lease)
         ids = session.random.sample(ids, session.random.randint(1, len(ids)))
+        if session.random.random() < 0.2:
+            ids += [m.id for m in list(session.world.messages.values())[-5:] if m.exists() and m.id not in ids]
         settle_many(session, txn, lease, ids, ids, 'settle_batch by ids')
 
 
@@ -313,25 +322,31 @@ def settle_wrongly(session, txn):
 def renew_one(session, txn):
     lease = pick_lease(session, txn)
     if lease:
-        renew(session, txn, lease, [session.random.choice(left(txn, lease))], False)
+        renew(session, txn, lease, [session.random.choice(left(txn, lease))], 'renew')
 
 
 def renew_batch(session, txn):
     lease = pick_lease(session, txn)
     if lease:
-        renew(session, txn, lease, left(txn, lease), True)
+        renew(session, txn, lease, left(txn, lease), 'renew_batch')
 
 
-def renew(session, txn, lease, ids, batch):
+def renew_some(session, txn):
+    lease = pick_lease(session, txn)
+    if lease:
+        ids = left(txn, lease)
+        renew(session, txn, lease, session.random.sample(ids, session.random.randint(1, len(ids))), 'renew_batch by ids')
+
+
+def renew(session, txn, lease, ids, name):
     longer = session.random.choice((1_000_000, 5_000_000, 20_000_000))
-    event = Event(txn, 'renew', lease.subscription, ids, token=lease.token, lease=longer, until=None, partial=batch)
+    event = Event(txn, 'renew', lease.subscription, ids, token=lease.token, lease=longer, until=None,
+                  partial=name != 'renew', others=[i for i in left(txn, lease) if i not in ids])
     event.lease_held = lease
-    session.world.count('renew_batch' if batch else 'renew')
-    if batch:
-        source, args = f'outbox.renew_batch({TOKEN_AND_LEASE}) AS r', ()
-    else:
-        source, args = f'outbox.renew(id => %s, {TOKEN_AND_LEASE}) AS r', (ids[0],)
-    rows = use(session, event, 'model.us(r)', source, args + (lease.token, longer))
+    session.world.count(name)
+    source, args = RENEWALS[name]
+    rows = use(session, event, 'model.us(r)', f'outbox.{source} AS r',
+               [{'id': ids[0], 'ids': ids, 'token': lease.token, 'lease': longer}[a] for a in args])
     event.data['until'] = lease.until = rows[0][0]
 
 
@@ -344,5 +359,6 @@ SINGLE = [
     row(enqueue_by_view, 3, 'outgoing'), row(claim, 22, 'claim_batch'), row(settle, 18, 'settle'),
     row(settle_batch, 9, 'settle_batch'), row(settle_some, 7, 'settle_batch'), row(settle_late, 3, 'settle'),
     row(settle_wrongly, 1, 'settle'), row(renew_one, 3, 'renew'), row(renew_batch, 3, 'renew_batch'),
+    row(renew_some, 2, 'renew_batch'),
 ]
 ALL = SINGLE + [row(enqueue_again, 1, 'enqueue')]

@@ -106,14 +106,18 @@ class Session(threading.Thread):
     # Transactions
 
     def single(self):
+        self.do(moves.make, True)
+        self.world.count('single statement')
+
+    def do(self, move, *args):
+        """A move in one statement without BEGIN."""
         self.txn = txn = Txn(self.number, None)
         txn.commit_start = now()
         try:
-            moves.make(self, txn, single=True)
+            move(self, txn, *args)
             txn.end(COMMITTED)
         except Aborted:
             txn.end(ABORTED)
-        self.world.count('single statement')
         self.take_over(txn)
 
     def transaction(self):
@@ -181,11 +185,11 @@ class Session(threading.Thread):
         txn.end(ABORTED)
 
     def prepare(self, txn):
-        """What it touched belongs to whoever ends it.  A transaction that has routed cannot be prepared: 55000."""
+        """What it touched belongs to whoever ends it.  A transaction that has routed cannot be prepared."""
         gid = f'model {txn.number}'
         self.gid = gid
         try:
-            self.execute('PREPARE TRANSACTION %s', (gid,), allowed=('55000',))
+            self.execute('PREPARE TRANSACTION %s', (gid,), allowed=('0A000',))
         except Aborted:
             self.gid = None
             self.world.count('prepare refused')

@@ -119,6 +119,9 @@ def settle(states, event, message):
 
 
 def renew(states, event, message):
+    """What shares a run with a message whose lease is extended may be extended too, never shortened."""
+    if message.id in event.others:
+        return states | {s._replace(until=max(event.until, s.until)) for s in states if held(s, event)}
     after, reasons = set(), []
     for s in states:
         if not held(s, event):
@@ -130,7 +133,7 @@ def renew(states, event, message):
         elif event.until > event.clock_high + event.lease:
             reasons.append(f'renewed until {event.until}, longer than asked for')
         else:
-            after.add(s._replace(until=event.until))
+            after.update(s._replace(until=until) for until in (event.until, max(event.until, s.until)))
         if event.partial and held(s, event) and perhaps_late(s, event):
             after.add(s)
     if not after:
@@ -161,8 +164,8 @@ def readied(event):
     return lambda s: State('ready', 0 if event.reset_attempts else s.attempts, due=event.available_at or 0)
 
 
-def step(states, event, message):
-    """The states possible after a committed event."""
+def step(states, event, message, certain=True):
+    """The states possible after a committed event; `certain`: the subscription was there for a cancel."""
     kind = event.kind
     if kind == 'claim':
         return claim(states, event, message)
@@ -175,7 +178,7 @@ def step(states, event, message):
     if kind == 'discard':
         return operator(states, event, message, ('ready', 'dead'), given_up('discarded'))
     if kind == 'cancel':
-        return some(states, event, ('ready',), given_up('cancelled'), certain=True)
+        return some(states, event, ('ready',), given_up('cancelled'), certain)
     if kind == 'requeue_all':
         return some(states, event, ('dead',), readied(event))
     if kind == 'skip' and message.created_at < event.before:

@@ -119,13 +119,21 @@ SELECT outbox.skip('skipped', min(created_at)) FROM outbox.messages WHERE name =
 SELECT outbox.skip('skipped', min(created_at)) FROM outbox.messages WHERE name = 'skip.new';
 SELECT ready, scheduled, discarded FROM outbox.status WHERE subscription = 'skipped';
 SELECT name, status, count(*) FROM outbox.messages WHERE subscription = 'skipped' GROUP BY name, status ORDER BY name;
--- old and new in one run, mixed by hand: every second one
-SELECT outbox.subscribe('mixed', 'skip.mixed', from_earliest => false);
-BEGIN;
-SELECT outbox.enqueue('skip.mixed', jsonb_build_object('n', n)) IS NOT NULL FROM generate_series(1, 1) n;
-SET LOCAL outbox.clock_offset = 0;
-COMMIT;
-SELECT outbox.skip('mixed', 'infinity');
+-- old and new in one run: the clock goes to and fro within a transaction
+SET outbox.clock_offset = 0;
+SELECT outbox.subscribe('mixed', 'mixed.*', from_earliest => false);
+DO $$
+BEGIN
+    FOR n IN 1 .. 9 LOOP
+        PERFORM set_config('outbox.clock_offset', CASE WHEN n IN (1, 2, 5, 9) THEN '0' ELSE '60000' END, true);
+        PERFORM outbox.enqueue('mixed.' || n, '{}');
+    END LOOP;
+END
+$$;
+SELECT outbox.skip('mixed', outbox.clock() + '30 s');
+SELECT status, string_agg(name, ' ' ORDER BY name) FROM outbox.messages WHERE subscription = 'mixed' GROUP BY status ORDER BY status;
+SET outbox.clock_offset = 60000;
+SELECT pg_temp.take('mixed');
 -- leased ones are left to whoever has them
 SELECT outbox.enqueue('skip.new', '{}') IS NOT NULL;
 SELECT count(*) FROM outbox.claim_batch(2, subscription => 'skipped');
@@ -166,6 +174,15 @@ SELECT outbox.subscribe('default', from_earliest => false);
 -- an unused one is worth a word, to whoever makes another
 SELECT outbox.subscribe('another', 'x');
 SELECT outbox.subscribe('another', 'y', replace => true);
+
+-- said once, and not where it goes in the same transaction
+BEGIN;
+SELECT outbox.subscribe('one', 'x'), outbox.subscribe('two', 'x');
+COMMIT;
+BEGIN;
+SELECT outbox.subscribe('three', 'x'), outbox.unsubscribe('default');
+COMMIT;
+SELECT outbox.subscribe('default', from_earliest => false);
 
 -- Bad arguments: nothing changes.
 SELECT call, pg_temp.try('SELECT outbox.' || call)

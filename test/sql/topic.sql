@@ -53,7 +53,7 @@ SELECT outbox.enqueue(repeat('a.', 120) || 'b', '{}') IS NOT NULL;
 SELECT count(*) FROM outbox.claim_batch(subscription => 'many');
 
 -- Patterns that are refused.
-SELECT pattern, pg_temp.try(format('SELECT outbox.subscribe(%L, %L)', 'refused', pattern))
+SELECT left(pattern, 12) AS pattern, pg_temp.try(format('SELECT outbox.subscribe(%L, %L)', 'refused', pattern))
   FROM unnest(ARRAY['order.', '.order', '.', 'order..paid', 'order*', 'order.#paid', '**', '##', 'a.*b.c', ' ',
                     repeat('x', 256)]) AS pattern;
 SELECT count(*) FROM outbox.subscriptions WHERE name = 'refused';

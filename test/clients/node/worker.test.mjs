@@ -104,9 +104,9 @@ test('a lost lease aborts the signal, and nothing is settled with it', async () 
   const [{ enqueue_batch: id }] = await enqueue([{ action: 'lose' }]);
   const worker = startWorker({ WORKER_LEASE: '2' });
   await pollUntil('the lease', async () => (await value('select count(*) from seen')) === '1');
-  assert.equal(await value(`select outbox.revoke_lease('work', $1)`, [
-    await value('select worker from outbox.leases'),
-  ]), '1');
+  // somebody else settles it: only a superuser can know the token
+  await pool.query(`select outbox.settle_batch(claim_token, 'failed', retry_at => now())
+                    from (select distinct claim_token from outbox.delivery where state = 'leased') held`);
   await untilDelivered(1);
   await stopWorker(worker);
   assert.equal(await value('select id from lost'), id);
