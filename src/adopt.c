@@ -77,6 +77,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	find_roles_again();
 	ours = stored;
 	ours.offset = identity.offset;
+	frontier_sign(&ours);
 	frontier_append(&stored, &ours);
 	snapshot_pop();
 	floor_reset();

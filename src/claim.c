@@ -67,6 +67,7 @@ static void lease_part(Taking *taking, Run *part, int first, int n, TimestampTz 
 static void lose_messages(Taking *taking, Run *run, int found);
 static int	compare_claimed(const void *a, const void *b);
 static void put_claimed(ReturnSetInfo *rsinfo, const Claim *claim, const char *subscription);
+static bool still_exists(const Subscription *subscription);
 static void pause_ms(int ms);
 
 /*
@@ -125,7 +126,7 @@ claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
 	claim->capacity = Min(max, 1024);
 
 	subscription_lock(subscription->id, AccessShareLock);
-	if (enqueued_in_transaction())
+	if (enqueued_in_transaction() && still_exists(subscription))
 		(void) route_own(subscription);
 	(void) claim_expire(subscription, EXPIRE_PER_CLAIM);
 
@@ -149,6 +150,16 @@ claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
 		remember_token(&taking.token);
 	qsort(claim->messages, claim->n, sizeof(ClaimedMessage), compare_claimed);
 	return claim;
+}
+
+/* It may have gone while we waited for its lock: then there is nothing to claim. */
+static bool
+still_exists(const Subscription *subscription)
+{
+	bool		found = (subscription_by_id(snapshot_push(), subscription->id) != NULL);
+
+	snapshot_pop();
+	return found;
 }
 
 static void

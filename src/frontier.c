@@ -77,6 +77,14 @@ frontier_read(Frontier *frontier, Snapshot snapshot)
 	rows_close(rows);
 }
 
+/* routed here */
+void
+frontier_sign(Frontier *frontier)
+{
+	frontier->system_identifier = system_identifier();
+	frontier->database = MyDatabaseId;
+}
+
 void
 frontier_append(const Frontier *predecessor, const Frontier *frontier)
 {
@@ -97,8 +105,8 @@ frontier_append(const Frontier *predecessor, const Frontier *frontier)
 										FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	values[FRONTIER_SEEN] = Int64GetDatum(frontier->seen);
 	values[FRONTIER_OFFSET] = Int64GetDatum(frontier->offset);
-	values[FRONTIER_SYSTEM_IDENTIFIER] = Int64GetDatum(system_identifier());
-	values[FRONTIER_DATABASE_OID] = ObjectIdGetDatum(MyDatabaseId);
+	values[FRONTIER_SYSTEM_IDENTIFIER] = Int64GetDatum(frontier->system_identifier);
+	values[FRONTIER_DATABASE_OID] = ObjectIdGetDatum(frontier->database);
 	values[FRONTIER_CREATED_AT] = TimestampTzGetDatum(clock_unshifted());
 	rows_insert(rows, values, nulls, NULL);
 

@@ -51,7 +51,10 @@ static int64 cached_offset;
 
 static bool read_row(Rows *rows, Identity *identity, ItemPointer tid);
 static void write_row(Rows *rows, ItemPointer old, int64 offset);
-static int64 offset_above_everything(Snapshot snapshot);
+static int64 above_everything(Snapshot snapshot);
+static bool is_unsigned_copy(Snapshot snapshot);
+static bool is_unsigned_copy_now(void);
+static void stop_routing(void);
 
 void
 identity_forget(void)
@@ -125,24 +128,42 @@ write_row(Rows *rows, ItemPointer old, int64 offset)
 	CommandCounterIncrement();
 }
 
-/*
- * The smallest offset with which no transaction, of those that run now or later, gets a
- * position at or below one that is stored or was routed.
- */
+/* The first transaction number that nothing stored has, and nothing that was routed. */
 static int64
-offset_above_everything(Snapshot snapshot)
+above_everything(Snapshot snapshot)
 {
 	Frontier	frontier;
 	LogReader  *reader = log_open(snapshot);
-	int64		above = log_last_position(reader);
+	int64		last = log_last_position(reader);
 
 	log_close(reader);
-	above = (above < 0) ? 0 : position_transaction(above) + 1;
 	frontier_read(&frontier, snapshot);
-	above = Max(above, frontier.horizon);
-	return Max(0, above - full_transaction(snapshot->xmin));
+	return Max(last < 0 ? 0 : position_transaction(last) + 1, frontier.horizon);
 }
 
+/*
+ * Messages that have positions of transactions yet to come were not enqueued here: a copy
+ * of an outbox that was never routed, and so has no identity.
+ */
+static bool
+is_unsigned_copy(Snapshot snapshot)
+{
+	return above_everything(snapshot) > (int64) U64FromFullTransactionId(ReadNextFullTransactionId());
+}
+
+/* A frontier that nobody signed stops routing until adopt(). */
+static void
+stop_routing(void)
+{
+	Frontier	nothing = {0};
+
+	frontier_append(&nothing, &nothing);
+}
+
+/*
+ * The offset becomes the smallest one with which no transaction, of those that run now
+ * or later, gets a position at or below one that is stored or was routed.
+ */
 void
 identity_take_over(bool force)
 {
@@ -150,17 +171,32 @@ identity_take_over(bool force)
 	Identity	identity;
 	ItemPointerData tid;
 	Snapshot	snapshot;
+	bool		copied;
 
 	LockRelationOid(outbox_oid(OB_IDENTITY), ShareRowExclusiveLock);
 	rows = rows_open(OB_IDENTITY, true);
 	snapshot = snapshot_push();
 	/* another may have done it while we waited for the lock */
-	if (!read_row(rows, &identity, &tid))
-		write_row(rows, NULL, offset_above_everything(snapshot));
-	else if (identity.foreign || force)
-		write_row(rows, &tid, offset_above_everything(snapshot));
+	(void) read_row(rows, &identity, &tid);
+	copied = !identity.exists && is_unsigned_copy(snapshot);
+	if (!identity.exists && !copied)
+		write_row(rows, NULL, 0);
+	else if (copied || identity.foreign || force)
+		write_row(rows, identity.exists ? &tid : NULL,
+				  Max(0, above_everything(snapshot) - full_transaction(snapshot->xmin)));
+	if (copied)
+		stop_routing();
 	snapshot_pop();
 	rows_close(rows);
+}
+
+static bool
+is_unsigned_copy_now(void)
+{
+	bool		copied = is_unsigned_copy(snapshot_push());
+
+	snapshot_pop();
+	return copied;
 }
 
 int64
@@ -171,7 +207,7 @@ identity_offset_for_enqueue(void)
 	if (cached)
 		return cached_offset;
 	identity_read(&identity);
-	if (identity.exists && identity.foreign)
+	if (identity.foreign || (!identity.exists && is_unsigned_copy_now()))
 	{
 		identity_take_over(false);
 		identity_read(&identity);

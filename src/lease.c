@@ -12,6 +12,7 @@
  */
 #include "claim.h"
 
+#include "miscadmin.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -35,6 +36,7 @@ lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
 	/* a row that was split while we waited has new parts: a fresh snapshot shows them */
 	do
 	{
+		CHECK_FOR_INTERRUPTS();
 		lost = false;
 	} while (!lock_token(lease, &lost) && lost);
 	if (lease->n > 0)

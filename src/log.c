@@ -46,7 +46,7 @@ struct LogReader
 
 static void segment_open(Segment *segment, OutboxObject table, Snapshot snapshot);
 static void segment_close(Segment *segment);
-static bool segment_peek(Segment *segment);
+static bool segment_peek(LogReader *reader, Segment *segment);
 static Relation open_index_on(Relation rel, AttrNumber column);
 static Datum empty_headers(void);
 
@@ -117,14 +117,20 @@ log_range(LogReader *reader, int64 lower, int64 upper)
 	}
 }
 
-/* Bring the next row of a segment into its slot. */
+/*
+ * Bring the next row of a segment into its slot.  The scan keeps what it allocates: it
+ * must not lie in a context that the caller resets.
+ */
 static bool
-segment_peek(Segment *segment)
+segment_peek(LogReader *reader, Segment *segment)
 {
 	if (!segment->loaded && !segment->done)
 	{
+		MemoryContext caller = MemoryContextSwitchTo(reader->context);
+
 		segment->loaded = index_getnext_slot(segment->scan, ForwardScanDirection, segment->slot);
 		segment->done = !segment->loaded;
+		MemoryContextSwitchTo(caller);
 	}
 	return segment->loaded;
 }
@@ -138,7 +144,7 @@ log_next(LogReader *reader)
 	{
 		Segment    *segment = &reader->segments[i];
 
-		if (segment_peek(segment) &&
+		if (segment_peek(reader, segment) &&
 			(first == NULL || log_position(segment->slot) < log_position(first->slot)))
 			first = segment;
 	}

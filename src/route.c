@@ -125,6 +125,7 @@ frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset)
 	frontier->offset = offset;
 	frontier->horizon = full_transaction(snapshot->xmax) + offset;
 	frontier->seen = frontier->horizon;
+	frontier_sign(frontier);
 	frontier->running = palloc((snapshot->xcnt + 1) * sizeof(int64));
 	for (uint32 i = 0; i < snapshot->xcnt; i++)
 		frontier->running[n++] = full_transaction(snapshot->xip[i]) + offset;

@@ -49,6 +49,7 @@ typedef struct Frontier
 } Frontier;
 
 extern void frontier_read(Frontier *frontier, Snapshot snapshot);
+extern void frontier_sign(Frontier *frontier);
 /* under the routing lock; the id is the predecessor's plus one */
 extern void frontier_append(const Frontier *predecessor, const Frontier *frontier);
 /* 55000 where the data is a copy that was not adopted */

@@ -160,6 +160,7 @@ rows_scan(Rows *rows, OutboxObject index, Snapshot snapshot,
 	RowScan    *scan = palloc(sizeof(RowScan));
 
 	scan->index = index_open(outbox_oid(index), AccessShareLock);
+	scan->context = CurrentMemoryContext;
 	scan->direction = direction;
 	scan->slot = table_slot_create(rows->rel, NULL);
 	scan->scan = index_beginscan(rows->rel, scan->index, snapshot, n_keys, 0);
@@ -170,7 +171,11 @@ rows_scan(Rows *rows, OutboxObject index, Snapshot snapshot,
 TupleTableSlot *
 rows_next(RowScan *scan)
 {
-	return index_getnext_slot(scan->scan, scan->direction, scan->slot) ? scan->slot : NULL;
+	MemoryContext caller = MemoryContextSwitchTo(scan->context);
+	bool		found = index_getnext_slot(scan->scan, scan->direction, scan->slot);
+
+	MemoryContextSwitchTo(caller);
+	return found ? scan->slot : NULL;
 }
 
 void

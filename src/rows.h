@@ -27,6 +27,7 @@ typedef struct RowScan
 {
 	Relation	index;
 	IndexScanDesc scan;
+	MemoryContext context;		/* where the scan allocates, whatever context rows_next() is called in */
 	ScanDirection direction;
 	TupleTableSlot *slot;
 } RowScan;

@@ -33,7 +33,7 @@ static void refuse(const Lease *lease, const pg_uuid_t *id) pg_attribute_noretur
 static void refuse_all(void) pg_attribute_noreturn();
 static pg_uuid_t *token_argument(FunctionCallInfo fcinfo, int n);
 static int64 message_argument(FunctionCallInfo fcinfo, int n);
-static TimestampTz renew_runs(Lease *lease, const bool *which, int64 duration);
+static TimestampTz renew_runs(Lease *lease, const int *named, int64 duration);
 
 static Outcome
 parse_outcome(const char *name)
@@ -297,13 +297,16 @@ outbox_settle_batch(PG_FUNCTION_ARGS)
 
 /*
  * Extend what the token holds: from now, but not beyond the active time since the claim
- * or its last progress, whichever run of the token remembers it.
+ * or its last progress, whichever run of the token remembers it.  "named" counts the
+ * messages of each run that the caller named (NULL: all of everything); the neighbours
+ * of those are extended with them, but never get less than they were promised.
  */
 static TimestampTz
-renew_runs(Lease *lease, const bool *which, int64 duration)
+renew_runs(Lease *lease, const int *named, int64 duration)
 {
 	TimestampTz active_until = DT_NOBEGIN;
 	TimestampTz locked_until;
+	TimestampTz earliest = DT_NOEND;
 
 	for (int i = 0; i < lease->n; i++)
 		active_until = Max(active_until, lease->runs[i]->active_until);
@@ -312,19 +315,26 @@ renew_runs(Lease *lease, const bool *which, int64 duration)
 	snapshot_push();
 	for (int i = 0; i < lease->n; i++)
 	{
-		if (which == NULL || which[i])
-			run_renew(lease->store, lease->runs[i], locked_until, active_until);
+		Run		   *run = lease->runs[i];
+		TimestampTz until = locked_until;
+
+		if (named != NULL && named[i] == 0)
+			continue;
+		if (named != NULL && named[i] < run->message_count)
+			until = Max(until, run->locked_until);
+		run_renew(lease->store, run, until, active_until);
+		earliest = Min(earliest, until);
 	}
 	snapshot_pop();
 	runs_close(lease->store);
-	return locked_until;
+	return earliest;
 }
 
 /*
  * outbox.renew(id, claim_token, lease) → locked_until
  *
- * The run that holds the message is extended, and with it the message's neighbours of
- * the same claim: they are the same consumer's.
+ * The run that holds the message is renewed as a whole: its other messages are of the
+ * same claim.
  */
 Datum
 outbox_renew(PG_FUNCTION_ARGS)
@@ -334,7 +344,7 @@ outbox_renew(PG_FUNCTION_ARGS)
 	int64		position;
 	Lease	   *lease;
 	int			index;
-	bool	   *which;
+	int		   *named;
 
 	session_begin("outbox.renew()");
 	token = token_argument(fcinfo, 1);
@@ -344,9 +354,9 @@ outbox_renew(PG_FUNCTION_ARGS)
 	index = lease_index(lease, position);
 	if (index < 0)
 		refuse(lease, PG_GETARG_UUID_P(0));
-	which = palloc0(lease->n * sizeof(bool));
-	which[index] = true;
-	PG_RETURN_TIMESTAMPTZ(renew_runs(lease, which, claim_lease(fcinfo, 2, lease->subscription)));
+	named = palloc0(lease->n * sizeof(int));
+	named[index] = 1;
+	PG_RETURN_TIMESTAMPTZ(renew_runs(lease, named, claim_lease(fcinfo, 2, lease->subscription)));
 }
 
 /*
@@ -358,7 +368,7 @@ outbox_renew_batch(PG_FUNCTION_ARGS)
 	TimestampTz asked_at = clock_now();
 	pg_uuid_t  *token;
 	Lease	   *lease;
-	bool	   *which = NULL;
+	int		   *named = NULL;
 	bool		any = true;
 
 	session_begin("outbox.renew_batch()");
@@ -369,17 +379,19 @@ outbox_renew_batch(PG_FUNCTION_ARGS)
 		int			n;
 		int64	   *positions = positions_of_ids(PG_GETARG_ARRAYTYPE_P(2), &n);
 
-		which = palloc0(lease->n * sizeof(bool));
+		named = palloc0(lease->n * sizeof(int));
 		any = false;
 		for (int i = 0; i < n; i++)
 		{
 			int			index = lease_index(lease, positions[i]);
 
-			if (index >= 0)
-				which[index] = any = true;
+			if (index < 0 || (i > 0 && positions[i] == positions[i - 1]))
+				continue;
+			named[index]++;
+			any = true;
 		}
 	}
 	if (!any)
 		refuse_all();
-	PG_RETURN_TIMESTAMPTZ(renew_runs(lease, which, claim_lease(fcinfo, 1, lease->subscription)));
+	PG_RETURN_TIMESTAMPTZ(renew_runs(lease, named, claim_lease(fcinfo, 1, lease->subscription)));
 }

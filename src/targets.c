@@ -23,15 +23,17 @@
 
 static List *subscriptions_asked_for(const char *name);
 static void refuse_without_handler(const char *name);
-static bool is_deliverable(const Subscription *subscription, bool named);
+static bool is_own(const Subscription *subscription);
+static bool may_consume(const Subscription *subscription);
 static void check_consumer_work(void *arg);
 static void mend_handlers(const Subscription *subscription);
 static int64 count_runs(RunScan *scan);
 static void tell_left(const Subscription *subscription, int64 left);
 
 /*
- * What is new is routed for subscriptions that are only counted; claims route what they
- * need.
+ * Who may not consume a subscription is told so if he names it; otherwise he hears of it
+ * only if it is his.  What is new is routed for subscriptions that are only counted:
+ * claims route what they need.
  */
 List *
 targets_choose(const char *name)
@@ -40,19 +42,25 @@ targets_choose(const char *name)
 	bool		others = false;
 	ListCell   *cell;
 
+	if (name != NULL)
+		access_check_consumer(name);
 	foreach(cell, subscriptions_asked_for(name))
 	{
 		Target	   *target = palloc(sizeof(Target));
+		bool		own;
+		bool		allowed;
 
 		target->subscription = lfirst(cell);
 		subscription_handlers(target->subscription, snapshot_push());
 		snapshot_pop();
-		target->deliverable = is_deliverable(target->subscription, name != NULL);
+		own = is_own(target->subscription);
+		allowed = (name != NULL || may_consume(target->subscription));
+		target->deliverable = (own && allowed);
 		if (target->deliverable)
 			mend_handlers(target->subscription);
-		else
-			others = true;
-		targets = lappend(targets, target);
+		if (own || allowed)
+			targets = lappend(targets, target);
+		others |= !target->deliverable;
 	}
 	if (others && routing_lock(ROUTING_WAIT_MS))
 		(void) route(0);
@@ -96,14 +104,12 @@ refuse_without_handler(const char *name)
 					 " or claim its messages with outbox.claim_batch().", quote_literal_cstr(name))));
 }
 
-/* A caller who may no longer consume what he has registered for is told so if he names it. */
+/* Whether all its handlers are the caller's own. */
 static bool
-is_deliverable(const Subscription *subscription, bool named)
+is_own(const Subscription *subscription)
 {
 	ListCell   *cell;
 
-	if (subscription->handlers == NIL)
-		return false;
 	foreach(cell, subscription->handlers)
 	{
 		Oid			role = ((Handler *) lfirst(cell))->role;
@@ -111,9 +117,13 @@ is_deliverable(const Subscription *subscription, bool named)
 		if (role != GetUserId() || role != GetSessionUserId())
 			return false;
 	}
-	if (named)
-		access_check_consumer(subscription->name);
-	return named || subtransaction_try(check_consumer_work, subscription->name) == NULL;
+	return subscription->handlers != NIL;
+}
+
+static bool
+may_consume(const Subscription *subscription)
+{
+	return subtransaction_try(check_consumer_work, subscription->name) == NULL;
 }
 
 static void
@@ -157,7 +167,7 @@ target_open(const Target *target)
 		subscription_handlers(subscription, snapshot);
 	snapshot_pop();
 	if (subscription == NULL || subscription->mode != MODE_PUSHED || subscription->paused ||
-		!is_deliverable(subscription, false))
+		!is_own(subscription) || !may_consume(subscription))
 		return NULL;
 	return subscription;
 }
@@ -216,8 +226,9 @@ tell_left(const Subscription *subscription, int64 left)
 	if (role == NULL)
 		return;
 	ereport(NOTICE,
-			(errmsg("%lld messages of subscription \"%s\" are left to role \"%s\"",
-					(long long) left, subscription->name, role),
-			 errdetail("Handlers are called in sessions of the role that registered them, and by it."),
-			 errhint("Connect as \"%s\" and call it there.", role)));
+			(errmsg_plural("%lld message of subscription \"%s\" is left to role \"%s\"",
+						   "%lld messages of subscription \"%s\" are left to role \"%s\"",
+						   left, (long long) left, subscription->name, role),
+			 errdetail("A handler is called only in sessions of the role that registered it."),
+			 errhint("Connect as \"%s\" and deliver them there.", role)));
 }

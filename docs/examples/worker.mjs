@@ -138,10 +138,11 @@ async function work(messages) {
 
 // A notification only saves waiting for the next look: it may be missing or come too often.
 async function listen() {
+  if (stopping) return;
   listener = new pg.Client({ application_name: worker });
   listener.on('notification', ({ payload }) => payload === subscription && wake());
   listener.on('error', (error) => log(`listener: ${error.message}`));
-  listener.on('end', () => setTimeout(listen, pollSeconds * 1000).unref());
+  listener.on('end', () => stopping || setTimeout(listen, pollSeconds * 1000));
   try {
     await listener.connect();
     await listener.query('listen outbox_ready');
@@ -164,6 +165,7 @@ async function main() {
     }
   }
   await Promise.allSettled([pool.end(), listener.end()]);
+  process.exit(0); // whatever the handler has left open
 }
 
 function stop() {
@@ -174,4 +176,4 @@ function stop() {
 process.on('SIGTERM', stop);
 process.on('SIGINT', stop);
 
-await main();
+main();

@@ -139,13 +139,16 @@ class Comparison:
         met = [s for (key, _, possible), end in zip(history, ends)
                if key <= refusal.key and (end is None or end >= refusal.start) for s in possible]
         if all(states.firmly_held(s, refusal) for s in met):
-            raise Finding(7, f'{refusal.kind} was refused although the lease was held\n{refusal}', message.id)
+            told = '\n'.join(map(str, refusal.txn.events))
+            raise Finding(7, f'{refusal.kind} was refused although the lease was held; its transaction:\n{told}', message.id)
 
     @staticmethod
     def touched_before(refusal):
-        """Its own transaction may have settled it, and then have been rolled back."""
-        return any(e is not refusal and e.number < refusal.number and e.lease_held is refusal.lease_held
-                   for e in refusal.txn.events) or refusal.lease_held.claim.txn.state != COMMITTED
+        """Its own transaction may have settled it, or removed it, and then have been rolled back."""
+        lease = refusal.lease_held
+        return lease.claim.txn.state != COMMITTED or any(
+            e.number < refusal.number and (e.lease_held is lease or e.kind in ('skip', 'unsubscribe'))
+            for e in refusal.txn.events)
 
     def compare_state(self, possible, message, subscription):
         self.checks += 1

@@ -118,7 +118,7 @@ def subscribe(session, txn):
     rows = session.call(event, 'r', SUBSCRIBE, arguments(new, max(new.limits)) + (False,))
     if rows[0][0] != 'created':
         raise Finding(7, f'subscribe says {rows[0][0]}\n{event}')
-    new.id = session.execute('SELECT id FROM outbox.subscription WHERE name = %s', (name,))[0][0]
+    new.id = session.execute('SELECT max(id) FROM outbox.subscription WHERE name = %s', (name,))[0][0]
     world.subscriptions_by_id[new.id] = new
     world.count(f'subscribe from {"the earliest" if new.from_earliest else "now"}')
 

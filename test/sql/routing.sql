@@ -195,7 +195,6 @@ CALL pg_temp.one_by_one('again', 6, 6);
 BEGIN;
 SELECT count(*) FROM outbox.claim_batch(1000, subscription => 'late');
 PREPARE TRANSACTION 'routing';
-ROLLBACK;
 SELECT routed FROM outbox.maintain();
 SELECT * FROM pg_temp.broken('{odd,odd_job,sub_from_now}');
 -- Each row of the frontier follows the one before it.
