@@ -45,6 +45,7 @@ OBJS = \
 	src/route.o \
 	src/rows.o \
 	src/run.o \
+	src/run_row.o \
 	src/settings.o \
 	src/settle.o \
 	src/skip.o \

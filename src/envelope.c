@@ -28,7 +28,7 @@
  *
  * NOTIFY takes at most 7999 bytes.  A longer envelope goes without its data; if it is
  * still too long, because of its headers, with the attributes that must be there only.
- * These always fit: name and database name are bounded.
+ * These always fit: names are bounded, and so is a source in that case.
  *
  * The two row types have these columns under the same names, at other places: columns
  * are found by name.  Locks: none.
@@ -48,6 +48,8 @@
 
 #define NOTIFY_MAX_BYTES		7999
 #define MAX_ATTRIBUTE_NAME		20
+/* bytes that an envelope has room for however they are escaped */
+#define MAX_MINIMAL_SOURCE		1000
 
 typedef enum Column
 {
@@ -320,13 +322,14 @@ source(const Fields *fields, Form form)
 {
 	StringInfoData uri;
 
-	if (!fields->nulls[COL_HEADERS] && form != FORM_MINIMAL)
+	if (!fields->nulls[COL_HEADERS])
 	{
 		Jsonb	   *headers = DatumGetJsonbP(fields->values[COL_HEADERS]);
 		JsonbValue *given = JB_ROOT_IS_OBJECT(headers) ?
 			getKeyJsonValueFromContainer(&headers->root, "source", 6, NULL) : NULL;
 
-		if (given != NULL && given->type == jbvString && given->val.string.len > 0)
+		if (given != NULL && given->type == jbvString && given->val.string.len > 0 &&
+			(form != FORM_MINIMAL || given->val.string.len <= MAX_MINIMAL_SOURCE))
 			return pnstrdup(given->val.string.val, given->val.string.len);
 	}
 

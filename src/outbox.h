@@ -10,7 +10,7 @@
  *	 claim.c     gives runs to a consumer under a lease
  *	 deliver.c   calls a hook or sends a NOTIFY                 (drain.c)
  *	 settle.c    ends, renews or returns what was claimed
- *	 run.c       the state machine all of them use; alone writes outbox.delivery
+ *	 run.c       the state machine all of them use; run_row.c alone writes outbox.delivery
  */
 #ifndef OUTBOX_H
 #define OUTBOX_H

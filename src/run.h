@@ -1,6 +1,6 @@
 /*
  * run.h
- *		Runs and their state machine.  run.c is the only writer of outbox.delivery.
+ *		Runs and their state machine.  run_row.c is the only writer of outbox.delivery.
  *
  * How a transition is made, by everybody:
  *
@@ -97,6 +97,8 @@ extern void run_scan_end(RunScan *scan);
 extern Run *run_of_position(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 position);
 
 extern bool run_find(RunStore *store, int64 id, Run *run);
+/* for the transitions of run.c: insert or update the row as it now is */
+extern void run_write(RunStore *store, Run *run);
 extern RunLock run_lock(RunStore *store, Run *run, LockWaitPolicy wait);
 extern Run *run_take(RunStore *store, Run *run, Cover *part, int32 count);
 

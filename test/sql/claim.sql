@@ -33,16 +33,17 @@ SELECT headers, correlation_id FROM outbox.claim_batch();
 
 -- The lease is 30 s from now, and renewals can carry it to 300 s.
 SELECT outbox.enqueue('lease', to_jsonb(n)) IS NOT NULL FROM generate_series(1, 4) n;
-CREATE FUNCTION pg_temp.leases(OUT worker text, OUT lease interval, OUT active interval, OUT seconds_left integer)
+CREATE FUNCTION pg_temp.leases(OUT worker text, OUT lease interval, OUT active interval, OUT from_now boolean)
 RETURNS SETOF record LANGUAGE sql AS $$
-    SELECT worker, locked_until - claimed_at, active_until - claimed_at, CAST(round(seconds_left) AS integer)
+    SELECT worker, locked_until - claimed_at, active_until - claimed_at,
+           claimed_at BETWEEN outbox.clock() - interval '1 min' AND outbox.clock()
       FROM outbox.leases ORDER BY claimed_at
 $$;
 DELETE FROM held;
 INSERT INTO held SELECT * FROM outbox.claim_batch(1, worker => 'default');
-INSERT INTO held SELECT * FROM outbox.claim_batch(1, '5 s', worker => '5 s');
+INSERT INTO held SELECT * FROM outbox.claim_batch(1, '100 s', worker => '100 s');
 INSERT INTO held SELECT * FROM outbox.claim_batch(1, '300 s', worker => '300 s');
-INSERT INTO held SELECT * FROM outbox.claim_batch(1, '0.000001 s', worker => '1 us');
+INSERT INTO held SELECT * FROM outbox.claim_batch(1, '299.999999 s', worker => '1 us less');
 SELECT * FROM pg_temp.leases() WHERE worker IS NOT NULL;
 SELECT h.locked_until = l.locked_until AS locked_until, h.active_until = l.active_until AS active_until
   FROM held h JOIN outbox.delivery l USING (claim_token) WHERE h.name = 'lease';
@@ -78,7 +79,7 @@ CALL pg_temp.try($$ SELECT * FROM outbox.claim_batch(1, '-30 s') $$);
 CALL pg_temp.try($$ SELECT * FROM outbox.claim_batch(1, '1 day -24 hours') $$);
 
 -- Numbers: NULL means outbox.batch_size, 100 at first.
-SELECT count(*) > 0 AS rest FROM outbox.claim_batch(100);
+SELECT outbox.reset();
 SELECT count(*) FROM outbox.enqueue_batch('number', (SELECT jsonb_agg(n) FROM generate_series(1, 500) n));
 SELECT count(*) FROM outbox.claim_batch();
 SELECT count(*) FROM outbox.claim_batch(NULL, NULL, NULL, NULL, NULL);
@@ -95,32 +96,36 @@ CALL pg_temp.try($$ SELECT * FROM outbox.claim_batch(100001) $$);
 SELECT * FROM pg_temp.broken();
 
 -- Order: by due time, then created_at, across runs and transactions.
-SELECT outbox.enqueue('order', '1', available_at => outbox.clock() + '2 s') IS NOT NULL;
-SELECT outbox.enqueue('order', '2', available_at => outbox.clock() + '1 s') IS NOT NULL;
-SELECT outbox.enqueue('order', to_jsonb(n)) IS NOT NULL FROM generate_series(3, 5) n;
-SELECT outbox.enqueue('order', '6', available_at => '1999-01-01') IS NOT NULL;
-SELECT array_agg(payload) FROM outbox.claim_batch(2);
-SELECT array_agg(payload) FROM outbox.claim_batch();
-SET outbox.clock_offset = '5s';
-SELECT array_agg(payload) FROM outbox.claim_batch() WHERE name = 'order';
+SET client_min_messages = warning;
+SELECT outbox.subscribe(name, 'order.' || name) FROM unnest('{a,b,c}'::text[]) name;
+RESET client_min_messages;
+SELECT outbox.enqueue('order.a', '1', available_at => outbox.clock() + '200 s') IS NOT NULL;
+SELECT outbox.enqueue('order.a', '2', available_at => outbox.clock() + '100 s') IS NOT NULL;
+SELECT outbox.enqueue('order.a', to_jsonb(n)) IS NOT NULL FROM generate_series(3, 5) n;
+SELECT outbox.enqueue('order.a', '6', available_at => '1999-01-01') IS NOT NULL;
+SELECT array_agg(payload) FROM outbox.claim_batch(2, '300 s', 'a');
+SELECT array_agg(payload) FROM outbox.claim_batch(10, '300 s', 'a');
+SET outbox.clock_offset = '250s';
+SELECT array_agg(payload) FROM outbox.claim_batch(10, '300 s', 'a');
 RESET outbox.clock_offset;
--- a transaction that took its id early, and enqueued late, comes in the order of enqueueing
+-- a transaction that took its id early, or late, comes in the order of enqueueing
 BEGIN;
-SELECT outbox.enqueue('order', '11') IS NOT NULL;
+SELECT outbox.enqueue('order.b', '11') IS NOT NULL;
 PREPARE TRANSACTION 'claim early';
-SELECT outbox.enqueue('order', to_jsonb(n)) IS NOT NULL FROM generate_series(12, 13) n;
+SELECT outbox.enqueue('order.b', to_jsonb(n)) IS NOT NULL FROM generate_series(12, 13) n;
 COMMIT PREPARED 'claim early';
-SELECT array_agg(payload) FROM outbox.claim_batch();
+SELECT array_agg(payload) FROM outbox.claim_batch(subscription => 'b');
 -- the longest due run first, whatever its messages' age
-SELECT outbox.enqueue('order', '21', available_at => outbox.clock() + '3 s') IS NOT NULL;
-SELECT outbox.enqueue('order', '22', available_at => outbox.clock() + '1 s') IS NOT NULL;
-SELECT outbox.enqueue('order', '23', available_at => outbox.clock() + '2 s') IS NOT NULL;
-SELECT count(*) FROM outbox.claim_batch();
-SET outbox.clock_offset = '10s';
-SELECT payload FROM outbox.claim_batch(1);
-SELECT payload FROM outbox.claim_batch(1);
-SELECT payload FROM outbox.claim_batch(1);
+SELECT outbox.enqueue('order.c', '21', available_at => outbox.clock() + '300 s') IS NOT NULL;
+SELECT outbox.enqueue('order.c', '22', available_at => outbox.clock() + '100 s') IS NOT NULL;
+SELECT outbox.enqueue('order.c', '23', available_at => outbox.clock() + '200 s') IS NOT NULL;
+SELECT count(*) FROM outbox.claim_batch(subscription => 'c');
+SET outbox.clock_offset = '400s';
+SELECT payload FROM outbox.claim_batch(1, subscription => 'c');
+SELECT payload FROM outbox.claim_batch(1, subscription => 'c');
+SELECT payload FROM outbox.claim_batch(1, subscription => 'c');
 RESET outbox.clock_offset;
+SELECT count(*) FROM outbox.claim_batch(1000);
 
 -- One token for the batch, over several runs; or one for each message.
 DELETE FROM held;
@@ -135,7 +140,7 @@ SELECT outbox.settle_batch(pg_temp.token(1)), outbox.settle_batch(pg_temp.token(
 DELETE FROM held;
 SELECT count(*) FROM outbox.enqueue_batch('separate', (SELECT jsonb_agg(n) FROM generate_series(1, 100) n));
 INSERT INTO held SELECT * FROM outbox.claim_batch(20, worker => 'separate', separate_tokens => true);
-SELECT count(*), count(DISTINCT claim_token) AS tokens, count(DISTINCT locked_until) AS ends, array_agg(DISTINCT attempts) AS attempts
+SELECT count(*), count(DISTINCT claim_token) AS tokens, array_agg(DISTINCT attempts) AS attempts
   FROM held;
 SELECT count(*), sum(messages) FROM outbox.leases WHERE worker = 'separate';
 SELECT count(*) FROM outbox.claim_batch(100);

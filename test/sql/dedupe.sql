@@ -66,30 +66,30 @@ SELECT payload, dedupe_key FROM outbox.log WHERE name = 'back' ORDER BY position
 SELECT outbox.enqueue('window', '1', dedupe_key => 'k') AS first \gset
 SET outbox.clock_offset = '2d';
 SELECT outbox.enqueue('window', '2', dedupe_key => 'k') = :'first' AS same;
-SET outbox.clock_offset = '259190s';
+SET outbox.clock_offset = '259000s';
 SELECT outbox.enqueue('window', '3', dedupe_key => 'k') = :'first' AS same;
 SET outbox.clock_offset = '259201s';
 SELECT outbox.enqueue('window', '4', dedupe_key => 'k') = :'first' AS same;
 -- an expired row is written over, and the new message has a window of its own
 SELECT count(*) FROM outbox.dedupe WHERE name = 'window';
 SELECT outbox.enqueue('window', '5', dedupe_key => 'k') = id AS same FROM outbox.log WHERE name = 'window' AND payload = '4';
-SET outbox.clock_offset = '518390s';
+SET outbox.clock_offset = '518000s';
 SELECT outbox.enqueue('window', '6', dedupe_key => 'k') = id AS same FROM outbox.log WHERE name = 'window' AND payload = '4';
 SELECT payload FROM outbox.log WHERE name = 'window' ORDER BY position;
 -- rolled back, the old row is as it was
-SET outbox.clock_offset = '518410s';
+SET outbox.clock_offset = '518500s';
 BEGIN;
 SELECT outbox.enqueue('window', '7', dedupe_key => 'k') IS NOT NULL;
 ROLLBACK;
-SET outbox.clock_offset = '518390s';
+SET outbox.clock_offset = '518000s';
 SELECT outbox.enqueue('window', '8', dedupe_key => 'k') = id AS same FROM outbox.log WHERE name = 'window' AND payload = '4';
 RESET outbox.clock_offset;
 -- its length is a setting
-SET outbox.dedupe_window = '10s';
+SET outbox.dedupe_window = '1h';
 SELECT outbox.enqueue('short', '1', dedupe_key => 'k') AS first \gset
-SET outbox.clock_offset = '9s';
+SET outbox.clock_offset = '3500s';
 SELECT outbox.enqueue('short', '2', dedupe_key => 'k') = :'first' AS same;
-SET outbox.clock_offset = '11s';
+SET outbox.clock_offset = '3601s';
 SELECT outbox.enqueue('short', '3', dedupe_key => 'k') = :'first' AS same;
 RESET outbox.clock_offset;
 RESET outbox.dedupe_window;

@@ -34,7 +34,7 @@ CREATE FUNCTION shop.event(payload jsonb, occurred_at timestamptz DEFAULT NULL, 
     SELECT outbox.cloudevent(m) - 'id' FROM outbox.get(outbox.enqueue('n', $1, occurred_at => $2, headers => $3,
                                                                       aggregate_type => $4, aggregate_id => $5)) m
 $$;
-SELECT shop.event('"text"') - 'time', shop.event('null') - 'time' - 'source';
+SELECT shop.event('"text"') - 'time' - 'source', shop.event('null') - 'time' - 'source';
 SELECT e->'time' IS NOT NULL AS time, e->>'source' = '/outbox/' || current_database() AS source FROM shop.event('1') e;
 SELECT shop.event('1', headers => '{"source": ""}')->>'source' = '/outbox/' || current_database() AS source;
 SELECT shop.event('1', headers => '{"source": 5}')->>'source' = '/outbox/' || current_database() AS source;
@@ -60,6 +60,8 @@ SELECT shop.send('full', 3, '{"a": "sent"}');
 SELECT shop.send('full.long', 4, to_jsonb(repeat('x', 8000)), '{"traceparent": "00-t"}');
 SELECT shop.send('full.headers', 5, '1', jsonb_build_object('x', repeat('x', 8000)));
 SELECT shop.send('brief.headers', 6, '1', jsonb_build_object('x', repeat('ü', 4000)));
+SELECT FROM outbox.enqueue('brief.source', '1', id => '00000000-0000-7000-8000-00000000000a',
+                           headers => jsonb_build_object('source', repeat('s', 8000)));
 LISTEN shop_events;
 LISTEN shop_full;
 \set ECHO none

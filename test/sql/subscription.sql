@@ -124,16 +124,18 @@ SET outbox.clock_offset = 0;
 SELECT outbox.subscribe('mixed', 'mixed.*', from_earliest => false);
 DO $$
 BEGIN
-    FOR n IN 1 .. 9 LOOP
-        PERFORM set_config('outbox.clock_offset', CASE WHEN n IN (1, 2, 5, 9) THEN '0' ELSE '60000' END, true);
-        PERFORM outbox.enqueue('mixed.' || n, '{}');
+    FOR n IN 1 .. 40 LOOP
+        PERFORM set_config('outbox.clock_offset', CASE WHEN n % 3 = 0 OR n > 36 THEN '0' ELSE '60000' END, true);
+        PERFORM outbox.enqueue(format('mixed.%s', n), '{}');
     END LOOP;
 END
 $$;
 SELECT outbox.skip('mixed', outbox.clock() + '30 s');
-SELECT status, string_agg(name, ' ' ORDER BY name) FROM outbox.messages WHERE subscription = 'mixed' GROUP BY status ORDER BY status;
+SELECT status, count(*), string_agg(substr(name, 7), ' ' ORDER BY created_at) AS n
+  FROM outbox.messages WHERE subscription = 'mixed' GROUP BY status ORDER BY status;
+SELECT sum(message_count) FROM outbox.delivery d JOIN outbox.subscription s ON s.id = d.subscription_id WHERE s.name = 'mixed';
 SET outbox.clock_offset = 60000;
-SELECT pg_temp.take('mixed');
+SELECT replace(pg_temp.take('mixed'), 'mixed.', '') AS n;
 -- leased ones are left to whoever has them
 SELECT outbox.enqueue('skip.new', '{}') IS NOT NULL;
 SELECT count(*) FROM outbox.claim_batch(2, subscription => 'skipped');

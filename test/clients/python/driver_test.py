@@ -103,7 +103,7 @@ class Driver(unittest.TestCase):
         with other, other.cursor() as cursor:
             cursor.execute("select outbox.enqueue('python', '\"second\"')")
             cursor.execute("select payload, attempts from outbox.claim_batch()")
-            self.assertEqual([row["payload"] for row in cursor.fetchall()], ["first", "second"])
+            self.assertEqual(sorted(row["payload"] for row in cursor.fetchall()), ["first", "second"])
             other.rollback()
         (message,) = self.claim()
         self.assertEqual((message["payload"], message["attempts"]), ("first", 1))

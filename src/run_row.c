@@ -1,0 +1,446 @@
+/*
+ * run_row.c
+ *		Runs as rows of outbox.delivery: reading, finding, locking and writing them.
+ *
+ * The only file that writes the table.  What a run may become is decided in run.c.
+ *
+ * Locks: RowExclusiveLock on the table to the end of the transaction; rows as run.c says.
+ */
+#include "run.h"
+
+#include "floor.h"
+#include "rows.h"
+
+#include "access/tableam.h"
+#include "commands/sequence.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+enum
+{
+	RUN_ID = 0,
+	RUN_SUBSCRIPTION_ID,
+	RUN_ORIGIN,
+	RUN_LOW,
+	RUN_AVAILABLE_AT,
+	RUN_MESSAGE_COUNT,
+	RUN_ATTEMPTS,
+	RUN_MAX_ATTEMPTS,
+	RUN_PIECE,
+	RUN_STATE,
+	RUN_POSITIONS,
+	RUN_CLAIM_TOKEN,
+	RUN_LOCKED_UNTIL,
+	RUN_ACTIVE_UNTIL,
+	RUN_CLAIMED_AT,
+	RUN_SETTLED_AT,
+	RUN_DELIVERED_ID,
+	RUN_WORKER,
+	RUN_LAST_ERROR,
+	RUN_COLUMNS
+};
+
+struct RunStore
+{
+	Rows	   *rows;
+	TimestampTz not_before;		/* no ready or leased row of this transaction lies below */
+};
+
+struct RunScan
+{
+	RowScan    *scan;
+};
+
+static const char *const state_names[] = {
+	[RUN_READY] = "ready",
+	[RUN_LEASED] = "leased",
+	[RUN_UNHANDLED] = "unhandled",
+	[RUN_DELIVERED] = "delivered",
+	[RUN_DEAD] = "dead",
+	[RUN_DISCARDED] = "discarded",
+	[RUN_CANCELLED] = "cancelled",
+};
+
+/* a change of outbox.delivery is under way that is ours: see floor.c */
+static bool writing = false;
+
+static RunState state_from_name(const char *name);
+static void run_read(TupleTableSlot *slot, Run *run);
+static void keep_above_floor(RunStore *store, Run *run);
+static RunScan *scan_times(RunStore *store, OutboxObject index, Snapshot snapshot, int64 subscription_id,
+						   TimestampTz from, TimestampTz until);
+static void set_time(Datum *values, bool *nulls, int column, TimestampTz time);
+static RunScan *scan_index(RunStore *store, OutboxObject index, Snapshot snapshot,
+						   ScanDirection direction, int n_keys, ScanKey keys);
+static int64 next_id(void);
+
+const char *
+run_state_name(RunState state)
+{
+	return state_names[state];
+}
+
+static RunState
+state_from_name(const char *name)
+{
+	for (int state = 0; state < (int) lengthof(state_names); state++)
+	{
+		if (strcmp(state_names[state], name) == 0)
+			return state;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("unknown state \"%s\" of a delivery", name)));
+}
+
+RunStore *
+runs_open(void)
+{
+	RunStore   *store = palloc(sizeof(RunStore));
+
+	store->rows = rows_open(OB_DELIVERY, true);
+	store->not_before = floor_pin();
+	return store;
+}
+
+/* for views: on a standby too */
+RunStore *
+runs_open_for_reading(void)
+{
+	RunStore   *store = palloc(sizeof(RunStore));
+
+	store->rows = rows_open(OB_DELIVERY, false);
+	store->not_before = DT_NOBEGIN;
+	return store;
+}
+
+void
+runs_close(RunStore *store)
+{
+	rows_close(store->rows);
+	pfree(store);
+}
+
+/* ---- rows to runs and back ---- */
+
+static void
+run_read(TupleTableSlot *slot, Run *run)
+{
+	Datum	   *values;
+	bool	   *nulls;
+
+	slot_getallattrs(slot);
+	values = slot->tts_values;
+	nulls = slot->tts_isnull;
+
+	memset(run, 0, sizeof(*run));
+	run->tid = slot->tts_tid;
+	run->stored = true;
+	run->id = DatumGetInt64(values[RUN_ID]);
+	run->subscription_id = DatumGetInt64(values[RUN_SUBSCRIPTION_ID]);
+	run->origin = DatumGetInt64(values[RUN_ORIGIN]);
+	run->low = DatumGetInt64(values[RUN_LOW]);
+	run->available_at = DatumGetTimestampTz(values[RUN_AVAILABLE_AT]);
+	run->message_count = DatumGetInt32(values[RUN_MESSAGE_COUNT]);
+	run->attempts = DatumGetInt32(values[RUN_ATTEMPTS]);
+	run->max_attempts = DatumGetInt32(values[RUN_MAX_ATTEMPTS]);
+	run->piece = DatumGetBool(values[RUN_PIECE]);
+	run->state = state_from_name(TextDatumGetCString(values[RUN_STATE]));
+	run->positions = cover_from_datum(values[RUN_POSITIONS]);
+	run->indexed_at = DT_NOEND;
+	if (run->state == RUN_READY)
+		run->indexed_at = run->available_at;
+	if (!nulls[RUN_CLAIM_TOKEN])
+		run->claim_token = *DatumGetUUIDP(values[RUN_CLAIM_TOKEN]);
+	if (!nulls[RUN_LOCKED_UNTIL])
+		run->indexed_at = run->locked_until = DatumGetTimestampTz(values[RUN_LOCKED_UNTIL]);
+	if (!nulls[RUN_ACTIVE_UNTIL])
+		run->active_until = DatumGetTimestampTz(values[RUN_ACTIVE_UNTIL]);
+	if (!nulls[RUN_CLAIMED_AT])
+		run->claimed_at = DatumGetTimestampTz(values[RUN_CLAIMED_AT]);
+	if (!nulls[RUN_SETTLED_AT])
+		run->settled_at = DatumGetTimestampTz(values[RUN_SETTLED_AT]);
+	if (!nulls[RUN_DELIVERED_ID])
+		run->delivered_id = DatumGetInt64(values[RUN_DELIVERED_ID]);
+	if (!nulls[RUN_WORKER])
+		run->worker = TextDatumGetCString(values[RUN_WORKER]);
+	if (!nulls[RUN_LAST_ERROR])
+		run->last_error = DatumGetJsonbPCopy(values[RUN_LAST_ERROR]);
+}
+
+static void
+set_time(Datum *values, bool *nulls, int column, TimestampTz time)
+{
+	values[column] = TimestampTzGetDatum(time);
+	nulls[column] = (time == 0);
+}
+
+static int64
+next_id(void)
+{
+	return nextval_internal(outbox_oid(OB_DELIVERY_ID_SEQ), false);
+}
+
+void
+run_write(RunStore *store, Run *run)
+{
+	Datum		values[RUN_COLUMNS] = {0};
+	bool		nulls[RUN_COLUMNS] = {false};
+
+	Assert(run->message_count > 0 && run->positions->n > 0);
+	Assert(run->positions->ranges[0].lower >= run->low);
+	if (!run->stored)
+		run->id = next_id();
+	keep_above_floor(store, run);
+
+	values[RUN_ID] = Int64GetDatum(run->id);
+	values[RUN_SUBSCRIPTION_ID] = Int64GetDatum(run->subscription_id);
+	values[RUN_ORIGIN] = Int64GetDatum(run->origin);
+	values[RUN_LOW] = Int64GetDatum(run->low);
+	values[RUN_AVAILABLE_AT] = TimestampTzGetDatum(run->available_at);
+	values[RUN_MESSAGE_COUNT] = Int32GetDatum(run->message_count);
+	values[RUN_ATTEMPTS] = Int32GetDatum(run->attempts);
+	values[RUN_MAX_ATTEMPTS] = Int32GetDatum(run->max_attempts);
+	values[RUN_PIECE] = BoolGetDatum(run->piece);
+	values[RUN_STATE] = CStringGetTextDatum(state_names[run->state]);
+	values[RUN_POSITIONS] = cover_to_datum(run->positions);
+	values[RUN_CLAIM_TOKEN] = UUIDPGetDatum(&run->claim_token);
+	nulls[RUN_CLAIM_TOKEN] = (run->state != RUN_LEASED);
+	set_time(values, nulls, RUN_LOCKED_UNTIL, run->locked_until);
+	set_time(values, nulls, RUN_ACTIVE_UNTIL, run->active_until);
+	set_time(values, nulls, RUN_CLAIMED_AT, run->claimed_at);
+	set_time(values, nulls, RUN_SETTLED_AT, run->settled_at);
+	values[RUN_DELIVERED_ID] = Int64GetDatum(run->delivered_id);
+	nulls[RUN_DELIVERED_ID] = (run->delivered_id == 0);
+	nulls[RUN_WORKER] = (run->worker == NULL);
+	if (run->worker != NULL)
+		values[RUN_WORKER] = CStringGetTextDatum(run->worker);
+	nulls[RUN_LAST_ERROR] = (run->last_error == NULL);
+	if (run->last_error != NULL)
+		values[RUN_LAST_ERROR] = JsonbPGetDatum(run->last_error);
+
+	writing = true;
+	PG_TRY();
+	{
+		if (run->stored)
+			rows_update(store->rows, &run->tid, values, nulls);
+		else
+			rows_insert(store->rows, values, nulls, &run->tid);
+	}
+	PG_FINALLY();
+	{
+		writing = false;
+	}
+	PG_END_TRY();
+	run->stored = true;
+}
+
+bool
+run_is_writing(void)
+{
+	return writing;
+}
+
+/* The rules for writers of floor.c. */
+static void
+keep_above_floor(RunStore *store, Run *run)
+{
+	if (run->stored)
+		floor_pin_down_to(run->indexed_at);
+	run->indexed_at = DT_NOEND;
+	if (run->state == RUN_READY)
+		run->indexed_at = run->available_at = Max(run->available_at, store->not_before);
+	else if (run->state == RUN_LEASED)
+		run->indexed_at = run->locked_until = Max(run->locked_until, store->not_before);
+}
+
+/* ---- finding and locking ---- */
+
+static RunScan *
+scan_index(RunStore *store, OutboxObject index, Snapshot snapshot,
+		   ScanDirection direction, int n_keys, ScanKey keys)
+{
+	RunScan    *scan = palloc(sizeof(RunScan));
+
+	scan->scan = rows_scan(store->rows, index, snapshot, direction, n_keys, keys);
+	return scan;
+}
+
+static RunScan *
+scan_times(RunStore *store, OutboxObject index, Snapshot snapshot, int64 subscription_id,
+		   TimestampTz from, TimestampTz until)
+{
+	ScanKeyData keys[3];
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE, TimestampTzGetDatum(from));
+	ScanKeyInit(&keys[2], 2, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(until));
+	return scan_index(store, index, snapshot, ForwardScanDirection, 3, keys);
+}
+
+RunScan *
+runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id,
+		   TimestampTz from, TimestampTz until)
+{
+	return scan_times(store, OB_DELIVERY_READY_IDX, snapshot, subscription_id, from, until);
+}
+
+RunScan *
+runs_leased(RunStore *store, Snapshot snapshot, int64 subscription_id,
+			TimestampTz from, TimestampTz until)
+{
+	return scan_times(store, OB_DELIVERY_LEASE_IDX, snapshot, subscription_id, from, until);
+}
+
+RunScan *
+runs_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
+{
+	ScanKeyData key;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(token));
+	return scan_index(store, OB_DELIVERY_TOKEN_IDX, snapshot, ForwardScanDirection, 1, &key);
+}
+
+static RunScan *
+scan_subscription(RunStore *store, OutboxObject index, Snapshot snapshot, int64 subscription_id)
+{
+	ScanKeyData key;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
+	return scan_index(store, index, snapshot, ForwardScanDirection, 1, &key);
+}
+
+RunScan *
+runs_dead(RunStore *store, Snapshot snapshot, int64 subscription_id)
+{
+	return scan_subscription(store, OB_DELIVERY_DEAD_IDX, snapshot, subscription_id);
+}
+
+RunScan *
+runs_unhandled(RunStore *store, Snapshot snapshot, int64 subscription_id)
+{
+	return scan_subscription(store, OB_DELIVERY_UNHANDLED_IDX, snapshot, subscription_id);
+}
+
+RunScan *
+runs_of_subscription(RunStore *store, Snapshot snapshot, int64 subscription_id)
+{
+	return scan_subscription(store, OB_DELIVERY_LOW_IDX, snapshot, subscription_id);
+}
+
+Run *
+run_next(RunScan *scan)
+{
+	TupleTableSlot *slot = rows_next(scan->scan);
+	Run		   *run;
+
+	if (slot == NULL)
+		return NULL;
+	run = palloc(sizeof(Run));
+	run_read(slot, run);
+	return run;
+}
+
+void
+run_scan_end(RunScan *scan)
+{
+	rows_scan_end(scan->scan);
+	pfree(scan);
+}
+
+/*
+ * Backwards from the position by "low", which is at or below every position of its row.
+ * Routing's index ranges do not overlap (but for those of single transactions, whose
+ * origin is negative, inside them), and no run leaves its range: so the first row of a
+ * range says where the range begins, and nothing below can hold the position.
+ */
+Run *
+run_of_position(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 position)
+{
+	ScanKeyData keys[2];
+	RunScan    *scan;
+	Run		   *run;
+	int64		bottom = PG_INT64_MIN;
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
+	ScanKeyInit(&keys[1], 2, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(position));
+	scan = scan_index(store, OB_DELIVERY_LOW_IDX, snapshot, BackwardScanDirection, 2, keys);
+	while ((run = run_next(scan)) != NULL)
+	{
+		if (cover_contains(run->positions, position))
+			break;
+		if (bottom == PG_INT64_MIN && run->origin >= 0)
+			bottom = run->origin;
+		if (run->low < bottom)
+		{
+			run = NULL;
+			break;
+		}
+	}
+	run_scan_end(scan);
+	return run;
+}
+
+RunLock
+run_lock(RunStore *store, Run *run, LockWaitPolicy wait)
+{
+	Rows	   *rows = store->rows;
+	TM_FailureData failure;
+	TM_Result	result;
+
+	result = table_tuple_lock(rows->rel, &run->tid, GetActiveSnapshot(), rows->slot,
+							  GetCurrentCommandId(false), LockTupleNoKeyExclusive, wait, 0, &failure);
+	switch (result)
+	{
+		case TM_Ok:
+			run_read(rows->slot, run);
+			ExecClearTuple(rows->slot);
+			return RUN_LOCKED;
+		case TM_WouldBlock:
+			return RUN_BUSY;
+		case TM_SelfModified:
+		case TM_Updated:
+		case TM_Deleted:
+			return RUN_GONE;
+		default:
+			elog(ERROR, "unexpected result %d of locking a delivery", result);
+	}
+}
+
+/* by id; false where it is not there */
+bool
+run_find(RunStore *store, int64 id, Run *run)
+{
+	ScanKeyData key;
+	Snapshot	snapshot = snapshot_push();
+	RowScan    *scan;
+	TupleTableSlot *slot;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	scan = rows_scan(store->rows, OB_DELIVERY_PKEY, snapshot, ForwardScanDirection, 1, &key);
+	slot = rows_next(scan);
+	if (slot != NULL)
+		run_read(slot, run);
+	rows_scan_end(scan);
+	snapshot_pop();
+	return slot != NULL;
+}
+
+void
+run_delete(RunStore *store, Run *run)
+{
+	floor_pin_down_to(run->indexed_at);
+	writing = true;
+	PG_TRY();
+	{
+		rows_delete(store->rows, &run->tid);
+	}
+	PG_FINALLY();
+	{
+		writing = false;
+	}
+	PG_END_TRY();
+}
