@@ -310,7 +310,7 @@ message_is_meant(const Walk *walk, TupleTableSlot *message)
 					  TextDatumGetCString(slot_getattr(message, LOG_NAME, &isnull)));
 }
 
-/* The newest parts are last, and the likeliest. */
+/* Due times ascend, so only the last parts can be meant. */
 static Part *
 part_for(List **parts, TimestampTz available_at, int max_attempts)
 {
@@ -319,7 +319,9 @@ part_for(List **parts, TimestampTz available_at, int max_attempts)
 	for (int i = list_length(*parts) - 1; i >= 0; i--)
 	{
 		part = list_nth(*parts, i);
-		if (part->available_at == available_at && part->max_attempts == max_attempts)
+		if (part->available_at != available_at)
+			break;
+		if (part->max_attempts == max_attempts)
 			return part;
 	}
 	part = palloc0(sizeof(Part));

@@ -94,7 +94,8 @@ SELECT b.subscription,
               max(r.settled_at) FILTER (WHERE r.state = 'delivered') AS last_delivery
          FROM outbox.delivery r
         CROSS JOIN (SELECT outbox.clock() AS now) t
-        GROUP BY r.subscription_id) d ON d.subscription_id = b.subscription_id;
+        GROUP BY r.subscription_id) d ON d.subscription_id = b.subscription_id
+ ORDER BY b.subscription;
 COMMENT ON VIEW outbox.status IS
     'each subscription with the number of its messages in each status, ages in seconds';
 
@@ -107,7 +108,7 @@ SELECT l.id,
        l.kind,
        l.version,
        CASE WHEN (SELECT has_table_privilege('outbox.log', 'select')) THEN l.payload END AS payload,
-       CASE WHEN (SELECT has_table_privilege('outbox.log', 'select')) THEN l.headers END AS headers,
+       CASE WHEN (SELECT has_table_privilege('outbox.log', 'select')) THEN coalesce(l.headers, '{}') END AS headers,
        d.attempts,
        coalesce(d.max_attempts, l.max_attempts) AS max_attempts,
        coalesce(d.available_at, l.available_at, l.created_at) AS available_at,
@@ -138,7 +139,7 @@ SELECT s.name AS subscription,
        l.kind,
        l.version,
        l.payload,
-       l.headers,
+       CASE WHEN l.payload IS NOT NULL THEN coalesce(l.headers, '{}') END AS headers,
        d.attempts,
        d.max_attempts,
        d.settled_at AS died_at,

@@ -105,7 +105,8 @@ class Comparison:
         for event in events:
             if event.kind == 'settle' and event.partial:
                 self.count_settled(now_states, event)
-            now_states = states.step(now_states, event, message, was_before(subscription, event))
+            settled_down = was_before(subscription, event) and all(end < event.start for _, end, _ in history)
+            now_states = states.step(now_states, event, message, settled_down)
             history.append((event.key, event.txn.commit_end, now_states))
             self.checks += 1
         for refusal in self.refusals[message.id, subscription]:

@@ -165,7 +165,7 @@ def readied(event):
 
 
 def step(states, event, message, certain=True):
-    """The states possible after a committed event; `certain`: the subscription was there for a cancel."""
+    """The states possible after a committed event; `certain`: they did not change while a cancel looked."""
     kind = event.kind
     if kind == 'claim':
         return claim(states, event, message)
