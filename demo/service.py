@@ -28,14 +28,17 @@ def read_events(path):
             except ValueError as error:
                 sys.exit(f"{path}, line {number}: {error}")
             if isinstance(event, dict) and set(event) == {"name", "payload"}:
-                yield str(event["name"]), event["payload"]
+                yield number, event["name"], event["payload"]
             else:
-                yield "event", event
+                yield number, "event", event
 
 
-def receive_event(cursor, name, payload):
-    # A cast says which type the driver's text is.
-    cursor.execute("select shop.receive_event(%s, %s::jsonb)", (name, json.dumps(payload)))
+def receive_event(cursor, number, name, payload):
+    try:
+        # A cast says which type the driver's text is.
+        cursor.execute("select shop.receive_event(%s::text, %s::jsonb)", (name, json.dumps(payload)))
+    except psycopg2.Error as error:
+        raise ValueError(f"the event in line {number} was refused: {error}") from error
 
 
 def order(cursor, customer, item, quantity, pays):
@@ -95,7 +98,7 @@ class Service:
         for thread in threads:
             thread.join()
         if self.error is not None:
-            raise self.error
+            sys.exit(str(self.error))
 
 
 def main():

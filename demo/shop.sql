@@ -54,11 +54,11 @@ begin
       from shop.stock s where s.item = place_order.item
     returning * into placed;
 
-    message_id := outbox.enqueue('order.placed',
+    message_id := outbox.enqueue('shop.order.placed',
         jsonb_build_object('order', placed.id, 'customer', placed.customer, 'item', placed.item,
                            'quantity', placed.quantity, 'amount', placed.amount),
         aggregate_type => 'order', aggregate_id => placed.id::text);
-    insert into shop.sent values (message_id, 'order.placed');
+    insert into shop.sent values (message_id, 'shop.order.placed');
 
     update shop.stock s set quantity = s.quantity - place_order.quantity where s.item = place_order.item;
     return placed.id;
@@ -74,10 +74,10 @@ begin
     update shop.orders set paid_at = now() where id = order_id and paid_at is null returning * into strict paid;
 
     -- A key of the caller's choice: a second message of this name with the same key is not made.
-    message_id := outbox.enqueue('order.paid',
+    message_id := outbox.enqueue('shop.order.paid',
         jsonb_build_object('order', paid.id, 'customer', paid.customer, 'amount', paid.amount),
         aggregate_type => 'order', aggregate_id => paid.id::text, dedupe_key => paid.id::text);
-    insert into shop.sent values (message_id, 'order.paid');
+    insert into shop.sent values (message_id, 'shop.order.paid');
 end
 $$;
 

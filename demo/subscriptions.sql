@@ -18,14 +18,14 @@ language plpgsql as $$
 declare
     content jsonb := message.payload;
 begin
-    if message.name = 'order.placed' then
+    if message.name = 'shop.order.placed' then
         insert into shop.customer as c (customer, orders, ordered, highest_price)
         values (content ->> 'customer', 1, (content ->> 'amount')::numeric,
                 (content ->> 'amount')::numeric / (content ->> 'quantity')::integer)
         on conflict (customer) do update
             set orders = c.orders + 1, ordered = c.ordered + excluded.ordered,
                 highest_price = greatest(c.highest_price, excluded.highest_price);
-    elsif message.name = 'order.paid' then
+    elsif message.name = 'shop.order.paid' then
         insert into shop.customer as c (customer, paid)
         values (content ->> 'customer', (content ->> 'amount')::numeric)
         on conflict (customer) do update set paid = c.paid + excluded.paid;
@@ -53,7 +53,7 @@ $$;
 select outbox.subscribe('projection');
 -- The longer pattern wins: orders go to the first function, everything else to the second.
 -- A failed message is tried again after 50, then after 100 ms; after the third attempt it is a dead letter.
-select outbox.register_hook('order.*', 'shop.project_order', subscription => 'projection',
+select outbox.register_hook('shop.order.*', 'shop.project_order', subscription => 'projection',
                             max_attempts => 3, retry => '{50 ms, 100 ms}');
 select outbox.register_hook('#', 'shop.project_activity', subscription => 'projection');
 

@@ -6,6 +6,10 @@ CREATE EXTENSION outbox;
 RESET client_min_messages;
 
 -- Runs a statement that should fail, and tells all of the error that is the same everywhere.
+CREATE FUNCTION pg_temp.masked(INOUT line text) LANGUAGE sql AS $$
+    SELECT regexp_replace(regexp_replace(line, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'),
+                          '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?[-+]\d+|\w{3} \w{3} \d\d \d\d:\d\d:\d\d(\.\d+)? \d{4} \w+', '<time>', 'g')
+$$;
 CREATE PROCEDURE pg_temp.try(statement text) LANGUAGE plpgsql AS $$
 DECLARE
     line text;
@@ -17,7 +21,8 @@ BEGIN
     RAISE NOTICE 'no error';
 EXCEPTION WHEN OTHERS THEN
     GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT, context = PG_EXCEPTION_CONTEXT;
-    line := SQLSTATE || ': ' || SQLERRM;
+    line := pg_temp.masked(SQLSTATE || ': ' || SQLERRM);
+    detail := pg_temp.masked(detail);
     IF context LIKE 'element %' THEN
         line := line || ' [' || split_part(context, E'\n', 1) || ']';
     END IF;
@@ -91,11 +96,18 @@ $$;
 -- What is held: filled by INSERT INTO held SELECT * FROM outbox.claim_batch(...). The payload of a
 -- message is its number; id() and token() find it again by that.
 CREATE TEMP TABLE held (LIKE outbox.claimed_message);
+ALTER TABLE held ADD nr bigint GENERATED ALWAYS AS IDENTITY;
 CREATE FUNCTION pg_temp.id(n integer) RETURNS uuid LANGUAGE sql STABLE AS $$
-    SELECT id FROM held WHERE payload = to_jsonb(n) ORDER BY locked_until DESC LIMIT 1
+    SELECT id FROM held WHERE payload = to_jsonb(n) ORDER BY nr DESC LIMIT 1
 $$;
 CREATE FUNCTION pg_temp.token(n integer) RETURNS uuid LANGUAGE sql STABLE AS $$
-    SELECT claim_token FROM held WHERE payload = to_jsonb(n) ORDER BY locked_until DESC LIMIT 1
+    SELECT claim_token FROM held WHERE payload = to_jsonb(n) ORDER BY nr DESC LIMIT 1
+$$;
+
+-- Begins again with no messages.
+CREATE FUNCTION pg_temp.anew() RETURNS boolean LANGUAGE sql AS $$
+    TRUNCATE held;
+    SELECT outbox.reset() IS NOT NULL
 $$;
 
 -- Which messages are in which state, and how they got there.

@@ -225,9 +225,9 @@ SELECT shop.take_seen();
 -- A paused subscription is left alone.
 SELECT outbox.pause('chain');
 SELECT outbox.enqueue('chain', '0') IS NOT NULL;
+SET SESSION AUTHORIZATION regress_outbox_admin;
 SELECT claimed FROM outbox.deliver('chain');
 SELECT outbox.resume('chain');
-SET SESSION AUTHORIZATION regress_outbox_admin;
 SELECT claimed, delivered FROM outbox.deliver('chain');
 RESET SESSION AUTHORIZATION;
 
