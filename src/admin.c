@@ -69,11 +69,7 @@ arg_time(FunctionCallInfo fcinfo, int n, const char *name, TimestampTz *time)
 	if (PG_ARGISNULL(n))
 		return false;
 	*time = PG_GETARG_TIMESTAMPTZ(n);
-	if (TIMESTAMP_NOT_FINITE(*time))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be finite", name),
-				 errhint("Leave it out, or pass NULL.")));
+	check_finite(*time, name, "Leave it out, or pass NULL.");
 	return true;
 }
 

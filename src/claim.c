@@ -457,7 +457,8 @@ outbox_claim_batch(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_messages must be between 1 and %d", OUTBOX_MAX_BATCH),
-				 errdetail("It is %d.", max)));
+				 errdetail("It is %d.", max),
+				 errhint("Leave it out, or pass NULL, for outbox.batch_size.")));
 	access_check_consumer(name);
 	subscription = subscription_get(name);
 	lease = claim_lease(fcinfo, 1, subscription);
@@ -493,9 +494,9 @@ claim_lease(FunctionCallInfo fcinfo, int n, const Subscription *subscription)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("lease is longer than the claim may be active"),
-				 errdetail("It is %lld seconds, max_active of subscription \"%s\" is %lld seconds.",
-						   (long long) (lease / USECS_PER_SEC), subscription->name,
-						   (long long) (subscription->max_active / USECS_PER_SEC)),
+				 errdetail("It is %.15g seconds, max_active of subscription \"%s\" is %.15g seconds.",
+						   (double) lease / USECS_PER_SEC, subscription->name,
+						   (double) subscription->max_active / USECS_PER_SEC),
 				 errhint("Claim with a shorter lease and renew it, or set max_active with outbox.subscribe().")));
 	return lease;
 }
