@@ -197,7 +197,7 @@ message_route(Message *message)
 		(void) route(0);
 	else
 		foreach(cell, subscriptions_meant(NULL))
-			(void) route_own(lfirst(cell));
+			(void) route_own(lfirst(cell), 0);
 	message->pending = false;
 }
 

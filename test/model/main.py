@@ -52,7 +52,7 @@ NEEDED = {
     'subscribe': ['subscribe from the earliest', 'subscribe from now', 'subscribe with replace'],
     'unsubscribe': ['unsubscribe'],
     'log': ['commit', 'rollback', 'rollback to savepoint', 'release savepoint', 'held open', 'read committed',
-            'repeatable read', 'serializable', 'clock jump', 'look at the invariants'],
+            'repeatable read', 'serializable', 'clock jump', 'look at the invariants', 'lease of another session'],
 }
 
 
@@ -81,14 +81,15 @@ class Round:
         self.random = random.Random(f'{seed}/clock')
         # only where the clock does not jump can the floors of claims be near what they must not pass
         self.jumps = (0,) if seed % 3 == 0 else (0.05, 0.3, 1, 3, 8, 21)
+        self.world.scarce = seed % 3 == 0 or seed % 4 == 1
         self.watcher = None             # a connection
 
     def run(self):
         world = self.world
         try:
             self.prepare()
-            sessions = [Session(world, n + 1) for n in range(self.options.sessions)]
-            threads = sessions + [threading.Thread(target=self.guard, args=(self.watch,))]
+            world.sessions = [Session(world, n + 1) for n in range(self.options.sessions)]
+            threads = world.sessions + [threading.Thread(target=self.guard, args=(self.watch,))]
             for thread in threads:
                 thread.start()
             self.guard(self.disturb)
