@@ -56,8 +56,8 @@ SELECT last_error ->> 'sqlstate' AS sqlstate FROM outbox.messages;
 
 -- After an expiry a run is handed out in pieces of a tenth, each alone in its claim.
 SELECT pg_temp.anew();
-SET outbox.run_length = 256;
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1, 800) n));
+SELECT routed FROM outbox.maintain();
 SELECT count(*) FROM outbox.claim_batch(700, '300 s');
 SELECT * FROM pg_temp.lose(100);
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1001, 1005) n));
@@ -67,16 +67,19 @@ SELECT count(*), min(CAST(payload AS integer)), max(CAST(payload AS integer)), m
 SELECT count(*), min(CAST(payload AS integer)), max(CAST(payload AS integer)), max(attempts) AS attempts FROM outbox.claim_batch(100);
 SELECT count(*), min(CAST(payload AS integer)), max(CAST(payload AS integer)), max(attempts) AS attempts FROM outbox.claim_batch(100);
 SELECT count(*), min(CAST(payload AS integer)), max(CAST(payload AS integer)), max(attempts) AS attempts FROM outbox.claim_batch(3);
+SELECT routed FROM outbox.maintain();
 SELECT * FROM pg_temp.broken();
 -- of a run of fewer than ten it is one
 SELECT pg_temp.anew();
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1, 56) n));
+SELECT routed FROM outbox.maintain();
 SELECT * FROM pg_temp.lose(7);
 SELECT array_agg(payload) FROM outbox.claim_batch(100);
 SELECT array_agg(payload) FROM outbox.claim_batch(100);
 -- what comes back by a failure or a release is no piece
 SELECT pg_temp.anew();
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1, 40) n));
+SELECT routed FROM outbox.maintain();
 INSERT INTO held SELECT * FROM outbox.claim_batch(40);
 SELECT outbox.settle_batch(pg_temp.token(1), 'released', ids => array_agg(pg_temp.id(n))) FROM generate_series(1, 20) n;
 SELECT outbox.settle_batch(pg_temp.token(21), 'failed', ids => array_agg(pg_temp.id(n))) FROM generate_series(21, 40) n;
@@ -85,6 +88,7 @@ SELECT count(*) FROM outbox.claim_batch(40);
 -- Partly settled before: only the rest comes back.
 SELECT pg_temp.anew();
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1, 80) n));
+SELECT routed FROM outbox.maintain();
 INSERT INTO held SELECT * FROM outbox.claim_batch(10);
 SELECT outbox.settle_batch(pg_temp.token(1), ids => array_agg(pg_temp.id(n))) FROM generate_series(1, 9) n;
 SELECT pg_temp.later();
@@ -148,6 +152,7 @@ END
 $$;
 SELECT pg_temp.anew();
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1, 800) n));
+SELECT routed FROM outbox.maintain();
 SELECT count(*) FROM outbox.claim_batch(700) WHERE outbox.settle(id, claim_token) <> 'delivered';
 SELECT pg_temp.consume_batches(100, '{737}');
 SELECT status, attempts, messages FROM pg_temp.states() WHERE status <> 'delivered';
@@ -164,6 +169,7 @@ SELECT count(*) FROM outbox.messages WHERE status = 'delivered';
 SELECT pg_temp.anew();
 SET outbox.max_attempts = 1;
 SELECT count(*) FROM outbox.enqueue_batch('t', (SELECT jsonb_agg(n) FROM generate_series(1, 16) n));
+SELECT routed FROM outbox.maintain();
 SELECT pg_temp.consume_batches(16, '{5}');
 SELECT status, attempts, messages, error FROM pg_temp.states();
 RESET outbox.max_attempts;

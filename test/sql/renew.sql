@@ -59,6 +59,7 @@ RESET outbox.clock_offset;
 -- also in one run, where a shorter lease for one message is no reason to take it from its neighbours
 SELECT pg_temp.anew();
 SELECT count(outbox.enqueue('t', to_jsonb(n))) FROM generate_series(1, 80) n;
+SELECT routed FROM outbox.maintain();
 INSERT INTO held SELECT * FROM outbox.claim_batch(10);
 SELECT outbox.renew(pg_temp.id(5), pg_temp.token(5), '1 s') IS NOT NULL;
 SELECT min(pg_temp.at(locked_until)) >= 30 AS others_kept FROM outbox.messages WHERE payload IN ('1', '4', '6', '10');
