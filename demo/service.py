@@ -38,7 +38,7 @@ def receive_event(cursor, number, name, payload):
         # A cast says which type the driver's text is.
         cursor.execute("select shop.receive_event(%s::text, %s::jsonb)", (name, json.dumps(payload)))
     except psycopg2.Error as error:
-        raise ValueError(f"the event in line {number} was refused: {error}") from error
+        raise ValueError(f"the event in line {number} was refused: {error.diag.message_primary}") from error
 
 
 def order(cursor, customer, item, quantity, pays):

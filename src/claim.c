@@ -464,8 +464,7 @@ outbox_claim_batch(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 
 	frontier_check();
-	if (subscription->mode == MODE_PUSHED)
-		subscription_use(subscription, MODE_PULLED);	/* refuses */
+	subscription_check_mode(subscription, MODE_PULLED);
 	if (subscription->paused)
 		return (Datum) 0;
 	claim = claim_take(subscription, max, lease, subscription->max_active, worker, separate_tokens);

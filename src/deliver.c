@@ -301,7 +301,7 @@ hook_timer_start(int64 usecs)
 						 (int) Max(usecs / 1000 / 2, 1));
 }
 
-/* A cancel that was asked for and has not yet been raised was ours: nobody else's call may meet it. */
+/* A cancel that is still pending then was ours: nobody else's call may meet it. */
 static void
 hook_timer_stop(void)
 {
@@ -381,7 +381,8 @@ delivery_error_record(const Delivery *delivery)
 		return NULL;
 	if (delivery->broken)
 		return error_record(unpack_sql_state(ERRCODE_UNDEFINED_FUNCTION),
-							psprintf("hook %s(outbox.message) does not exist", delivery->handler->function),
+							psprintf("hook %s(outbox.message) does not exist",
+									 delivery->handler->function),
 							NULL, NULL, NULL, NULL);
 	return error_record(unpack_sql_state(ERRCODE_UNDEFINED_OBJECT),
 						"no handler matches the message", NULL, NULL, NULL, NULL);

@@ -71,7 +71,7 @@ typedef struct Target
 } Target;
 
 /* all pushed subscriptions, or the one that is named */
-extern List *targets_choose(const char *name);
+extern List *targets_choose(const char *name, bool may_route);
 /* the subscription with its handlers, as it is now; NULL where it is not to be delivered */
 extern Subscription *target_open(const Target *target);
 /* messages that are ready now; a NOTICE says why others' were left */

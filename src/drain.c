@@ -11,8 +11,9 @@
  *
  * A group whose commit fails is done again, one message per transaction, and so is one
  * that fails outside of its hooks.  A message that fails alone in the same way is charged
- * with the error, as if its hook had raised it.  If not even that is possible the trouble
- * is ours and not a message's: what was not begun is given back and the error is raised.
+ * with the error, as if its hook had raised it.  If not even that is possible it is left
+ * to expiry; twice in a row, and the trouble is ours and not a message's: then what was
+ * not begun is given back and the error is raised.
  *
  * deliver() works in the caller's transaction, also on what that has enqueued itself: for
  * tests, and for who cannot commit.  It stands in for a commit, before which nothing
@@ -46,6 +47,10 @@
 #define TRIES			3
 #define FIRST_PAUSE_MS	100
 
+/*
+ * In the counts, claimed is the sum of delivered, retried, dead and unhandled, and of what
+ * was lost because its lease had ended before it was begun.
+ */
 typedef struct Drain
 {
 	bool		own_commit;		/* drain(), not deliver() */
@@ -55,6 +60,7 @@ typedef struct Drain
 	MemoryContext context;		/* of the call */
 	MemoryContext batch_context;	/* of one batch */
 	List	   *targets;		/* the subscriptions that the call is about */
+	int			unsettled;		/* messages in a row that could not even be charged */
 	DeliveryCounts counts;
 } Drain;
 
@@ -124,7 +130,8 @@ refuse_in_hook(const char *function)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("%s cannot be called by a hook", function),
 				 errdetail("A hook runs in the middle of a delivery."),
-				 errhint("Enqueue what shall follow: the delivery that called the hook goes on with it.")));
+				 errhint("Enqueue what shall follow: the delivery that called the hook"
+						 " goes on with it.")));
 }
 
 static void
@@ -136,7 +143,8 @@ refuse_atomic(FunctionCallInfo fcinfo)
 				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
 				 errmsg("outbox.drain() cannot run inside a transaction block or a function"),
 				 errdetail("It commits what it has delivered as it goes."),
-				 errhint("To deliver in the caller's transaction use SELECT * FROM outbox.deliver().")));
+				 errhint("To deliver in the caller's transaction use"
+						 " SELECT * FROM outbox.deliver().")));
 }
 
 static void
@@ -191,10 +199,10 @@ drain_run(Drain *drain, const char *name)
 
 	frontier_check();
 	drain->deferred = constraints_deferred_exist();
-	if (!drain->own_commit && drain->deferred)
+	if (!drain->own_commit)
 		constraints_check();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	drain->targets = targets_choose(name);
+	drain->targets = targets_choose(name, drain->own_commit);
 	PopActiveSnapshot();
 	if ((error = end_transaction(drain)) != NULL)
 		ReThrowError(error);
@@ -251,7 +259,8 @@ take_batch(Drain *drain, const Target *target)
 		Subscription copy = *subscription;
 
 		batch->claim = claim_take(&copy, (int) Min(drain->allowed, outbox_batch_size),
-								  subscription->lease, subscription->max_active, drain->worker, false);
+								  subscription->lease, subscription->max_active,
+								  drain->worker, false);
 	}
 	PopActiveSnapshot();
 	if (batch->claim != NULL && batch->claim->n > 0 && drain->own_commit)
@@ -282,8 +291,8 @@ deliver_batch(Drain *drain, Batch *batch)
 			error = end_transaction(drain);
 		if (error == NULL)
 			accept_group(drain, batch, &group);
-		else if (is_cancel(error))
-			stop(drain, batch, batch->next, error);
+		else if (group.cancel != NULL || is_cancel(error))
+			stop(drain, batch, batch->next, group.cancel != NULL ? group.cancel : error);
 		else
 		{
 			for (int end = batch->next + Max(group.n, 1); batch->next < end;)
@@ -310,8 +319,8 @@ deliver_alone(Drain *drain, Batch *batch)
 			accept_group(drain, batch, &group);
 			return;
 		}
-		if (is_cancel(error))
-			stop(drain, batch, batch->next, error);
+		if (group.cancel != NULL || is_cancel(error))
+			stop(drain, batch, batch->next, group.cancel != NULL ? group.cancel : error);
 		if (is_transient(error) && !drain->own_commit)
 			ReThrowError(error);
 		if (!is_transient(error) || try == TRIES)
@@ -323,17 +332,31 @@ deliver_alone(Drain *drain, Batch *batch)
 	}
 }
 
+/* A NOTIFY does not fail by its message's fault: the queue of notifications may be full. */
 static void
 charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error)
 {
 	DeliveryGroup group;
-	ErrorData  *failure = group_charge(&group, batch, handler, error);
+	ErrorData  *failure;
 
+	if (handler != NULL && handler->channel != NULL)
+		stop(drain, batch, batch->next, error);
+	failure = group_charge(&group, batch, handler, error);
 	if (failure == NULL)
 		failure = end_transaction(drain);
-	if (failure != NULL)
+	if (failure == NULL)
+	{
+		accept_group(drain, batch, &group);
+		return;
+	}
+	if (is_cancel(failure) || ++drain->unsettled > 1)
 		stop(drain, batch, batch->next + 1, failure);
-	accept_group(drain, batch, &group);
+	ereport(WARNING,
+			(errcode(failure->sqlerrcode),
+			 errmsg("a message of subscription \"%s\" could not be settled: %s",
+					batch->subscription->name, failure->message),
+			 errdetail("It stays claimed until its lease ends.")));
+	batch->next++;
 }
 
 /* What the group has done is committed, or as good as that. */
@@ -347,6 +370,7 @@ accept_group(Drain *drain, Batch *batch, DeliveryGroup *group)
 	counts->dead += group->counts.dead;
 	counts->unhandled += group->counts.unhandled;
 	batch->next += group->n;
+	drain->unsettled = 0;
 	if (group->cancel != NULL)
 		stop(drain, batch, batch->next, group->cancel);
 }

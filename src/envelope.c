@@ -118,7 +118,8 @@ static void add_headers(JsonbParseState **state, Jsonb *headers);
 static void add_data(JsonbParseState **state, Jsonb *payload);
 static void push_key(JsonbParseState **state, const char *key);
 static void push_text(JsonbParseState **state, const char *key, const char *value);
-static void push_column(JsonbParseState **state, const char *key, const Fields *fields, Column column);
+static void push_column(JsonbParseState **state, const char *key, const Fields *fields,
+						Column column);
 static char *source(const Fields *fields, Form form);
 static char *subject(const Fields *fields);
 static char *rfc3339(TimestampTz time);
@@ -400,16 +401,13 @@ is_attribute_name(const JsonbValue *name)
 static bool
 is_attribute_value(const JsonbValue *value)
 {
-	Datum		number;
-	Datum		whole;
+	char	   *number;
+	char	   *end;
+	long long	whole;
 
-	if (value->type == jbvString || value->type == jbvBool)
-		return true;
-	if (value->type != jbvNumeric || numeric_is_nan(value->val.numeric))
-		return false;
-	number = NumericGetDatum(value->val.numeric);
-	whole = DirectFunctionCall2(numeric_trunc, number, Int32GetDatum(0));
-	return DatumGetBool(DirectFunctionCall2(numeric_eq, number, whole)) &&
-		DatumGetBool(DirectFunctionCall2(numeric_ge, number, NumericGetDatum(int64_to_numeric(PG_INT32_MIN)))) &&
-		DatumGetBool(DirectFunctionCall2(numeric_le, number, NumericGetDatum(int64_to_numeric(PG_INT32_MAX))));
+	if (value->type != jbvNumeric)
+		return value->type == jbvString || value->type == jbvBool;
+	number = DatumGetCString(DirectFunctionCall1(numeric_out, NumericGetDatum(value->val.numeric)));
+	whole = strtoll(number, &end, 10);
+	return *end == '\0' && strlen(number) <= 11 && whole >= PG_INT32_MIN && whole <= PG_INT32_MAX;
 }

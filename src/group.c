@@ -55,13 +55,16 @@ static void deliver_all(DeliveryGroup *group, Lease *lease);
 static bool is_predecessors_fault(const DeliveryGroup *group, const Delivery *delivery);
 static Delivery *delivery_at(const DeliveryGroup *group, int index);
 static void settle(DeliveryGroup *group, Lease *lease);
-static void settle_single(DeliveryGroup *group, Lease *lease, int64 position, const Delivery *delivery);
+static void settle_single(DeliveryGroup *group, Lease *lease, int64 position,
+						  const Delivery *delivery);
 static Place *places_in(const DeliveryGroup *group, const Run *run, int *n);
 static int	compare_places(const void *a, const void *b);
 static bool is_settled_alike(const Delivery *a, const Delivery *b);
-static void settle_alike(DeliveryGroup *group, Lease *lease, int which, Place *places, int n, int first);
+static void settle_alike(DeliveryGroup *group, Lease *lease, int which,
+						 Place *places, int n, int first);
 static void append_part(Cover *cover, const Run *run, int64 lower, int64 upper);
-static void move_part(DeliveryGroup *group, Lease *lease, Run *part, Run *rest, const Delivery *delivery);
+static void move_part(DeliveryGroup *group, Lease *lease, Run *part, Run *rest,
+					  const Delivery *delivery);
 static void renew(const DeliveryGroup *group, Lease *lease);
 static void mark_broken(const DeliveryGroup *group);
 

@@ -198,19 +198,19 @@ handler_match(const Subscription *subscription, const char *name, const char *ki
 Oid
 handler_function(const Handler *handler)
 {
-	List	   *names = textToQualifiedNameList(cstring_to_text(handler->function));
 	Oid			message = outbox_row_type(OB_MESSAGE_TYPE)->tdtypeid;
-	char	   *schema;
-	char	   *function;
+	List	   *names;
 	const char *why;
 	Oid			namespace;
 	Oid			found;
 
-	DeconstructQualifiedName(names, &schema, &function);
-	namespace = get_namespace_oid(schema, true);
+	/* Registrations write a schema and a name; who else may have written, wrote what? */
+	if (!SplitIdentifierString(pstrdup(handler->function), '.', &names) || list_length(names) != 2)
+		return InvalidOid;
+	namespace = get_namespace_oid(linitial(names), true);
 	if (!OidIsValid(namespace))
 		return InvalidOid;
-	found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(function),
+	found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(lsecond(names)),
 							PointerGetDatum(buildoidvector(&message, 1)),
 							ObjectIdGetDatum(namespace));
 	return OidIsValid(found) && hook_is_fit(found, &why) ? found : InvalidOid;

@@ -393,7 +393,8 @@ refuse_claim(const Subscription *subscription)
 			 errmsg("subscription \"%s\" is delivered to handlers and cannot be claimed",
 					subscription->name),
 			 errdetail("Its first use was a registration, which made it a pushed one."),
-			 errhint("Deliver it with CALL outbox.drain(%s), or claim from another subscription: %s.",
+			 errhint("Deliver it with CALL outbox.drain(%s), or claim from another subscription: "
+					 "%s.",
 					 quote_literal_cstr(subscription->name),
 					 subscribe_call(subscription, "_pull"))));
 }

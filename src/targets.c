@@ -32,11 +32,11 @@ static void tell_left(const Subscription *subscription, int64 left);
 
 /*
  * Who may not consume a subscription is told so if he names it; otherwise he hears of it
- * only if it is his.  What is new is routed for subscriptions that are only counted:
- * claims route what they need.
+ * only if it is his.  What is new is routed for subscriptions that are only counted, if
+ * the routing lock can be given back soon; claims route what they need.
  */
 List *
-targets_choose(const char *name)
+targets_choose(const char *name, bool may_route)
 {
 	List	   *targets = NIL;
 	bool		others = false;
@@ -62,7 +62,7 @@ targets_choose(const char *name)
 			targets = lappend(targets, target);
 		others |= !target->deliverable;
 	}
-	if (others && routing_lock(ROUTING_WAIT_MS))
+	if (others && may_route && routing_lock(ROUTING_WAIT_MS))
 		(void) route(0);
 	return targets;
 }
@@ -100,8 +100,9 @@ refuse_without_handler(const char *name)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("subscription \"%s\" has no handler", name),
 			 errdetail("Only messages of subscriptions with handlers are delivered."),
-			 errhint("Register one with SELECT outbox.register_hook('#', 'schema.function', subscription => %s),"
-					 " or claim its messages with outbox.claim_batch().", quote_literal_cstr(name))));
+			 errhint("Register one with SELECT outbox.register_hook('#', 'schema.function',"
+					 " subscription => %s), or claim its messages with outbox.claim_batch().",
+					 quote_literal_cstr(name))));
 }
 
 /* Whether all its handlers are the caller's own. */

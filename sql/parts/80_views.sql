@@ -2,6 +2,9 @@
 -- drivers or pg_upgrade have trouble with (intervals, reg*, multiranges), and none shows
 -- a claim token.  Ages and times left are in seconds, by the clock of outbox.
 
+COMMENT ON VIEW outbox.log IS
+    'every message as it was enqueued; the right to select from it is the right to see payloads and headers in the other views';
+
 CREATE FUNCTION outbox.clock()
 RETURNS timestamptz
 LANGUAGE C STABLE PARALLEL UNSAFE

@@ -130,7 +130,7 @@ def renew(states, event, message):
                 after.add(s)
         elif surely_late(s, event):
             reasons.append(f'the lease ended at {s.until}, the clock was at {event.clock_low} or later')
-        elif event.until > event.clock_high + event.lease:
+        elif event.until > max(s.until, event.clock_high + event.lease):
             reasons.append(f'renewed until {event.until}, longer than asked for')
         else:
             after.update(s._replace(until=until) for until in (event.until, max(event.until, s.until)))

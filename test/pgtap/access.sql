@@ -27,7 +27,7 @@ INSERT INTO contract VALUES
     ('clock', 'or'), ('backlog', 'or'), ('deliveries_of', 'or'), ('log_of', 'or'), ('handler_states', 'or'),
     ('backoff', 'pcor'), ('cloudevent', 'pcor'),
     ('log', ''), ('reset', ''), ('grant_access', ''), ('revoke_access', ''),
-    ('guard_role', ''), ('identity_changed', ''), ('outgoing_insert', '');
+    ('guard_role', ''), ('identity_changed', ''), ('delivery_changed', ''), ('outgoing_insert', '');
 
 CREATE TEMPORARY VIEW objects AS
 SELECT p.proname AS object, CAST(CAST(p.oid AS regprocedure) AS text) AS identity, 'f' AS sort, p.oid

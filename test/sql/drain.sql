@@ -47,6 +47,46 @@ SELECT string_agg(payload::text, ' ' ORDER BY n), count(DISTINCT xid) FROM shop.
 SELECT name, status, attempts, last_error->>'message' AS error FROM outbox.messages WHERE status = 'dead';
 SELECT outbox.unregister('trap');
 
+-- A settlement that fails harms nobody else: the message is charged, or left to expiry if
+-- not even that is possible; if nothing can be settled, nothing more is begun.
+CREATE FUNCTION shop.allowed(state text, positions int8multirange, refused text, name text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT NOT ($1 = ANY (string_to_array($3, ' ')) AND EXISTS
+                (SELECT FROM outbox.log l WHERE $2 @> l.position AND l.name LIKE $4))
+$$;
+SELECT outbox.reset() > 0;
+DELETE FROM shop.seen;
+ALTER TABLE outbox.delivery ADD CONSTRAINT refuse CHECK (shop.allowed(state, positions, 'delivered', 'bad')) NOT VALID;
+CREATE FUNCTION shop.send() RETURNS void LANGUAGE sql AS $$
+    SELECT FROM outbox.enqueue('good', '1');
+    SELECT FROM outbox.enqueue('bad', '2');
+    SELECT FROM outbox.enqueue('good', '3');
+$$;
+SELECT shop.send();
+CALL outbox.drain();
+SELECT name, status, attempts, last_error->>'message' AS error FROM outbox.messages ORDER BY id;
+SELECT string_agg(payload::text, ' ' ORDER BY n) FROM shop.seen;
+ALTER TABLE outbox.delivery DROP CONSTRAINT refuse;
+SELECT outbox.reset() > 0;
+DELETE FROM shop.seen;
+SELECT shop.send();
+SELECT routed FROM outbox.maintain();
+ALTER TABLE outbox.delivery ADD CONSTRAINT refuse CHECK (shop.allowed(state, positions, 'delivered dead ready', 'bad')) NOT VALID;
+CALL outbox.drain();
+SELECT name, status, attempts FROM outbox.messages ORDER BY id;
+SELECT string_agg(payload::text, ' ' ORDER BY n) FROM shop.seen;
+ALTER TABLE outbox.delivery DROP CONSTRAINT refuse;
+SELECT outbox.reset() > 0;
+DELETE FROM shop.seen;
+SELECT count(*) FROM outbox.enqueue_batch('many', '[1, 2, 3, 4]');
+SET outbox.max_attempts = 1;
+SELECT routed FROM outbox.maintain();
+RESET outbox.max_attempts;
+ALTER TABLE outbox.delivery ADD CONSTRAINT refuse CHECK (shop.allowed(state, positions, 'delivered dead', '%')) NOT VALID;
+CALL outbox.drain();
+SELECT payload, status, attempts FROM outbox.messages ORDER BY id;
+SELECT count(*) FROM shop.seen;
+ALTER TABLE outbox.delivery DROP CONSTRAINT refuse;
+
 -- A cancel: what is done stays done, the one that was interrupted is charged, the rest given back.
 SELECT outbox.reset() > 0;
 DELETE FROM shop.seen;

@@ -268,6 +268,17 @@ UPDATE outbox.handler SET function = 'hooks.two' WHERE name_pattern IN ('x', 'y'
 SELECT name_pattern, role_oid = coalesce(CAST(to_regrole(CAST(role_name AS text)) AS oid), 0) AS right_role
   FROM outbox.handler WHERE name_pattern IN ('x', 'y') ORDER BY name_pattern;
 SELECT name_pattern, state FROM outbox.handlers WHERE name_pattern IN ('x', 'y') ORDER BY name_pattern;
+-- and what it names need not make sense
+DO $$
+DECLARE
+    f text;
+BEGIN
+    FOREACH f IN ARRAY ARRAY['one', 'a.b.c', '..', '"', '', 'hooks.', 'hooks.one(outbox.message)', 'hooks.one, hooks.two'] LOOP
+        UPDATE outbox.handler SET function = f WHERE name_pattern = 'x';
+        ASSERT (SELECT state FROM outbox.handlers WHERE name_pattern = 'x') = 'broken', f;
+    END LOOP;
+END
+$$;
 ROLLBACK;
 
 -- Bad arguments: nothing changes.

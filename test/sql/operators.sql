@@ -275,30 +275,30 @@ SELECT name, payload FROM outbox.get(m(1001));
 ROLLBACK;
 
 -- a consumer of one subscription gets what that one gets
-CREATE ROLE outbox_listener;
-SELECT outbox.grant_access('outbox_listener', 'consumer', 'bulk');
+CREATE ROLE regress_listener;
+SELECT outbox.grant_access('regress_listener', 'consumer', 'bulk');
 SELECT outbox.enqueue('order.placed', '{}', id => m(41)) = m(41) AS enqueued;
-SET ROLE outbox_listener;
+SET ROLE regress_listener;
 SELECT name FROM outbox.get(m(1001));
 SELECT name FROM outbox.get(m(41));
 SELECT outbox.requeue(m(1001));
 RESET ROLE;
-SELECT outbox.grant_access('outbox_listener', 'consumer');
-SET ROLE outbox_listener;
+SELECT outbox.grant_access('regress_listener', 'consumer');
+SET ROLE regress_listener;
 SELECT name FROM outbox.get(m(41));
 RESET ROLE;
-SELECT outbox.revoke_access('outbox_listener', 'consumer');
-DROP ROLE outbox_listener;
+SELECT outbox.revoke_access('regress_listener', 'consumer');
+DROP ROLE regress_listener;
 
 -- reset: messages go, subscriptions stay, and nothing is routed twice or lost
-CREATE ROLE outbox_visitor;
-GRANT USAGE ON SCHEMA outbox TO outbox_visitor;
-GRANT EXECUTE ON FUNCTION outbox.reset() TO outbox_visitor;
-SET ROLE outbox_visitor;
+CREATE ROLE regress_visitor;
+GRANT USAGE ON SCHEMA outbox TO regress_visitor;
+GRANT EXECUTE ON FUNCTION outbox.reset() TO regress_visitor;
+SET ROLE regress_visitor;
 SELECT outbox.reset();
 RESET ROLE;
-DROP OWNED BY outbox_visitor;
-DROP ROLE outbox_visitor;
+DROP OWNED BY regress_visitor;
+DROP ROLE regress_visitor;
 SELECT outbox.enqueue('bulk.a', '"lost"', id => m(40), dedupe_key => 'k') = m(40) AS enqueued;
 SELECT count(*) AS messages FROM outbox.log \gset
 SELECT outbox.reset() = :messages AS all_of_them;
