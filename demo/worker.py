@@ -86,17 +86,21 @@ class Worker:
 
     def work(self, messages):
         token = messages[0]["claim_token"]  # of all of them
-        with Heartbeat(token) as heartbeat:
-            for message in messages:
-                if heartbeat.lost:
-                    return
-                if self.stopping.is_set():
-                    self.database.call("select outbox.settle_batch(%s::uuid, 'released')", token)
-                    return
-                self.write(message)
-                if self.written == self.hang_after:
-                    hang(len(messages), self.written)
-                self.database.call("select outbox.settle(%s::uuid, %s::uuid)", message["id"], token)
+        try:
+            with Heartbeat(token) as heartbeat:
+                for message in messages:
+                    if heartbeat.lost:
+                        return
+                    if self.stopping.is_set():
+                        self.database.call("select outbox.settle_batch(%s::uuid, 'released')", token)
+                        return
+                    self.write(message)
+                    if self.written == self.hang_after:
+                        hang(len(messages), self.written)
+                    self.database.call("select outbox.settle(%s::uuid, %s::uuid)", message["id"], token)
+        except psycopg2.Error as error:
+            if error.pgcode != CLAIM_NOT_HELD:  # else somebody else has the rest of them
+                raise
 
     def write(self, message):
         line = {"id": message["id"], "name": message["name"], "payload": message["payload"]}

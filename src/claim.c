@@ -9,8 +9,8 @@
  *
  * In this order: what this transaction enqueued itself is filed; leases that ran out are
  * taken back, so correctness never depends on a worker; what is ready is taken; if it is
- * too little, new messages are routed, here and now; if other claims held runs, they are
- * looked at once more after a moment.
+ * too little, new messages are routed, here and now; if nothing was found because other
+ * claims held runs, they are looked at once more after a moment.
  *
  * Locks: the subscription's, shared, to the end of the transaction; the routing lock if
  * it had to route; rows as described in run.c.
@@ -54,6 +54,7 @@ typedef struct Taking
 	const char *worker;
 	bool		separate_tokens;
 	pg_uuid_t	token;
+	TimestampTz begun_at;
 	bool		skipped;		/* others held runs that were due */
 	bool		piece;			/* a piece was taken: nothing else goes with it */
 } Taking;
@@ -67,7 +68,8 @@ static void lease_part(Taking *taking, Run *part, int first, int n, TimestampTz 
 static void lose_messages(Taking *taking, Run *run, int found);
 static int	compare_claimed(const void *a, const void *b);
 static void put_claimed(ReturnSetInfo *rsinfo, const Claim *claim, const char *subscription);
-static bool still_exists(const Subscription *subscription);
+static bool may_claim(const Subscription *subscription, SubscriptionMode mode);
+static void bring_new(Taking *taking);
 static void pause_ms(int ms);
 
 /*
@@ -109,8 +111,8 @@ claimed_in_transaction(const pg_uuid_t *token)
 }
 
 Claim *
-claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
-		   const char *worker, bool separate_tokens)
+claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lease,
+		   int64 max_active, const char *worker, bool separate_tokens)
 {
 	Taking		taking = {0};
 	Claim	   *claim = palloc0(sizeof(Claim));
@@ -122,12 +124,15 @@ claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
 	taking.max_active = max_active;
 	taking.worker = worker;
 	taking.separate_tokens = separate_tokens;
-	claim->messages = palloc(Min(max, 1024) * sizeof(ClaimedMessage));
 	claim->capacity = Min(max, 1024);
+	claim->messages = palloc(claim->capacity * sizeof(ClaimedMessage));
 
 	subscription_lock(subscription->id, AccessShareLock);
-	if (enqueued_in_transaction() && still_exists(subscription))
-		(void) route_own(subscription);
+	if (!may_claim(subscription, mode))
+		return claim;
+	taking.begun_at = clock_now();
+	if (enqueued_in_transaction())
+		(void) route_own(subscription, max);
 	(void) claim_expire(subscription, EXPIRE_PER_CLAIM);
 
 	taking.store = runs_open();
@@ -135,11 +140,10 @@ claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
 	take_ready(&taking);
 	if (claim->n < max && !taking.piece)
 	{
-		if (routing_lock(ROUTING_WAIT_MS))
-			(void) route_for(subscription->id, max - claim->n);
+		bring_new(&taking);
 		take_ready(&taking);
 	}
-	if (claim->n < max && !taking.piece && taking.skipped)
+	if (claim->n == 0 && taking.skipped)
 	{
 		pause_ms(SECOND_LOOK_MS);
 		take_ready(&taking);
@@ -152,14 +156,34 @@ claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
 	return claim;
 }
 
-/* It may have gone while we waited for its lock: then there is nothing to claim. */
+/* What it is now that nobody can remove it: it may have changed while we waited. */
 static bool
-still_exists(const Subscription *subscription)
+may_claim(const Subscription *subscription, SubscriptionMode mode)
 {
-	bool		found = (subscription_by_id(snapshot_push(), subscription->id) != NULL);
+	Subscription *now = subscription_by_id(snapshot_push(), subscription->id);
 
 	snapshot_pop();
-	return found;
+	if (now == NULL)
+		subscription_unknown(subscription->name);
+	if (mode == MODE_PULLED)
+		subscription_check_mode(now, mode);
+	return !now->paused;
+}
+
+/*
+ * File what is not yet filed.  A pass that wrote nothing needs its lock no longer: an open
+ * claim that found nothing shall hide nothing from others.
+ */
+static void
+bring_new(Taking *taking)
+{
+	bool		wrote;
+
+	if (!routing_lock(ROUTING_WAIT_MS))
+		return;
+	(void) route_for(taking->subscription->id, taking->max - taking->claim->n, &wrote);
+	if (!wrote)
+		routing_unlock();
 }
 
 static void
@@ -333,7 +357,11 @@ lease_part(Taking *taking, Run *part, int first, int n, TimestampTz now)
 	run_lease(taking->store, part, &taking->token, taking->worker, now,
 			  now + Min(taking->lease, taking->max_active), now + taking->max_active);
 	for (int i = first; i < first + n; i++)
+	{
 		taking->claim->messages[i].run = part;
+		/* what was filed during this claim, in whatever order, was due when it began */
+		taking->claim->messages[i].due = Min(part->available_at, taking->begun_at);
+	}
 }
 
 /*
@@ -362,8 +390,8 @@ compare_claimed(const void *a, const void *b)
 	const ClaimedMessage *left = a;
 	const ClaimedMessage *right = b;
 
-	if (left->run->available_at != right->run->available_at)
-		return left->run->available_at < right->run->available_at ? -1 : 1;
+	if (left->due != right->due)
+		return left->due < right->due ? -1 : 1;
 	if (left->created_at != right->created_at)
 		return left->created_at < right->created_at ? -1 : 1;
 	return compare_int64(&left->position, &right->position);
@@ -457,17 +485,17 @@ outbox_claim_batch(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_messages must be between 1 and %d", OUTBOX_MAX_BATCH),
-				 errdetail("It is %d.", max)));
+				 errdetail("It is %d.", max),
+				 errhint("Leave it out, or pass NULL, for outbox.batch_size.")));
 	access_check_consumer(name);
-	subscription = subscription_get(name);
-	lease = claim_lease(fcinfo, 1, subscription);
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	subscription = subscription_get_now(name, ROUTING_WAIT_MS);
+	if (subscription == NULL)
+		return (Datum) 0;		/* somebody is just beginning to use the outbox */
+	lease = claim_lease(fcinfo, 1, subscription);
 
 	frontier_check();
-	subscription_check_mode(subscription, MODE_PULLED);
-	if (subscription->paused)
-		return (Datum) 0;
-	claim = claim_take(subscription, max, lease, subscription->max_active, worker, separate_tokens);
+	claim = claim_take(subscription, MODE_PULLED, max, lease, subscription->max_active, worker, separate_tokens);
 	if (claim->n > 0)
 	{
 		if (subscription->mode == MODE_UNUSED)
@@ -493,9 +521,9 @@ claim_lease(FunctionCallInfo fcinfo, int n, const Subscription *subscription)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("lease is longer than the claim may be active"),
-				 errdetail("It is %lld seconds, max_active of subscription \"%s\" is %lld seconds.",
-						   (long long) (lease / USECS_PER_SEC), subscription->name,
-						   (long long) (subscription->max_active / USECS_PER_SEC)),
+				 errdetail("It is %.15g seconds, max_active of subscription \"%s\" is %.15g seconds.",
+						   (double) lease / USECS_PER_SEC, subscription->name,
+						   (double) subscription->max_active / USECS_PER_SEC),
 				 errhint("Claim with a shorter lease and renew it, or set max_active with outbox.subscribe().")));
 	return lease;
 }

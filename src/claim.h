@@ -15,6 +15,7 @@ typedef struct ClaimedMessage
 {
 	HeapTuple	tuple;			/* row of the log */
 	int64		position;
+	TimestampTz due;
 	TimestampTz created_at;
 	Run		   *run;			/* the leased run it lies in */
 } ClaimedMessage;
@@ -27,9 +28,13 @@ typedef struct Claim
 	ClaimedMessage *messages;	/* by due time, then created_at */
 } Claim;
 
-/* claim up to max messages; lease and max_active in microseconds */
-extern Claim *claim_take(Subscription *subscription, int max, int64 lease, int64 max_active,
-						 const char *worker, bool separate_tokens);
+/*
+ * Claim up to max messages; lease and max_active in microseconds.  The subscription is
+ * looked at again once its lock is held: 42704 where it is gone, 55000 where its mode is
+ * the other one; paused, it has nothing.
+ */
+extern Claim *claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lease,
+						 int64 max_active, const char *worker, bool separate_tokens);
 /* take back what has expired; at most so many runs (0: all); returns messages */
 extern int64 claim_expire(Subscription *subscription, int max_runs);
 

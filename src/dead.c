@@ -214,7 +214,8 @@ error_field(const Jsonb *error, const char *field)
 		return NULL;
 	key.val.string.val = unconstify(char *, field);
 	key.val.string.len = strlen(field);
-	value = findJsonbValueFromContainer(unconstify(JsonbContainer *, &error->root), JB_FOBJECT, &key);
+	value = findJsonbValueFromContainer(unconstify(JsonbContainer *, &error->root), JB_FOBJECT,
+										&key);
 	if (value == NULL || value->type != jbvString)
 		return NULL;
 	return pnstrdup(value->val.string.val, value->val.string.len);

@@ -67,6 +67,7 @@ bool
 dedupe_find_or_claim(const char *name, const char *key, pg_uuid_t *id)
 {
 	static SPIPlanPtr claim = NULL;
+	static SPIPlanPtr renew = NULL;
 	static SPIPlanPtr find = NULL;
 	static Oid	types[] = {TEXTOID, BYTEAOID, UUIDOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 	OwnerSession session;
@@ -87,15 +88,16 @@ dedupe_find_or_claim(const char *name, const char *key, pg_uuid_t *id)
 				 " WHERE d.name OPERATOR(pg_catalog.=) $1 AND d.key_hash OPERATOR(pg_catalog.=) $2"
 				 " AND d.expires_at OPERATOR(pg_catalog.>) $5", 5, types);
 	prepare_once(&claim,
-				 "INSERT INTO outbox.dedupe AS d (name, key_hash, id, expires_at)"
-				 " VALUES ($1, $2, $3, $4)"
-				 " ON CONFLICT (name, key_hash) DO UPDATE"
-				 " SET id = EXCLUDED.id, expires_at = EXCLUDED.expires_at"
-				 " WHERE d.expires_at OPERATOR(pg_catalog.<=) $5", 5, types);
+				 "INSERT INTO outbox.dedupe (name, key_hash, id, expires_at)"
+				 " VALUES ($1, $2, $3, $4) ON CONFLICT (name, key_hash) DO NOTHING", 5, types);
+	prepare_once(&renew,
+				 "UPDATE outbox.dedupe AS d SET id = $3, expires_at = $4"
+				 " WHERE d.name OPERATOR(pg_catalog.=) $1 AND d.key_hash OPERATOR(pg_catalog.=) $2"
+				 " AND d.expires_at OPERATOR(pg_catalog.<=) $5", 5, types);
 
 	/*
-	 * Looking comes first: a claim that is refused would lock the row.  A rival between
-	 * the two steps makes us look again.
+	 * Whoever is kept out must not lock the row, or others would wait for it: so look
+	 * first, and insert with DO NOTHING.  A rival between the steps makes us look again.
 	 */
 	for (;;)
 	{
@@ -108,7 +110,7 @@ dedupe_find_or_claim(const char *name, const char *key, pg_uuid_t *id)
 			found = true;
 			break;
 		}
-		if (run_plan(claim, values, false) == 1)
+		if (run_plan(claim, values, false) == 1 || run_plan(renew, values, false) == 1)
 			break;
 		CHECK_FOR_INTERRUPTS();
 	}

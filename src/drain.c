@@ -258,7 +258,7 @@ take_batch(Drain *drain, const Target *target)
 		/* routing reads handlers for itself into what it is given, and forgets them */
 		Subscription copy = *subscription;
 
-		batch->claim = claim_take(&copy, (int) Min(drain->allowed, outbox_batch_size),
+		batch->claim = claim_take(&copy, MODE_PUSHED, (int) Min(drain->allowed, outbox_batch_size),
 								  subscription->lease, subscription->max_active,
 								  drain->worker, false);
 	}

@@ -50,7 +50,6 @@ static bool is_plain(Relation index, IndexInfo *info);
 static void insert_plain(LogWriter *writer, HeapTuple tuple);
 static bool keep_out(NewMessage *message, pg_uuid_t *id);
 static void default_traceparent(NewMessage *message);
-static void refuse_infinite(LogColumn column, TimestampTz time);
 
 static const char *const attributes[LOG_COLUMNS + 1] = {
 	[LOG_ID] = "id",
@@ -86,13 +85,16 @@ message_init(NewMessage *message)
 	message->has_id = false;
 }
 
-static void
-refuse_infinite(LogColumn column, TimestampTz time)
+const char *
+json_type(Jsonb *json)
 {
-	if (TIMESTAMP_NOT_FINITE(time))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be finite", attributes[column])));
+	JsonbValue	value;
+
+	if (JB_ROOT_IS_SCALAR(json))
+		JsonbExtractScalar(&json->root, &value);
+	else
+		JsonbToJsonbValue(json, &value);
+	return JsonbTypeName(&value);
 }
 
 void
@@ -105,7 +107,8 @@ message_set(NewMessage *message, LogColumn column, Datum value)
 			break;
 		case LOG_OCCURRED_AT:
 		case LOG_AVAILABLE_AT:
-			refuse_infinite(column, DatumGetTimestampTz(value));
+			check_finite(DatumGetTimestampTz(value), attributes[column],
+						 "Leave it out, or pass NULL, for the time of the call.");
 			break;
 		case LOG_VERSION:
 		case LOG_MAX_ATTEMPTS:
@@ -113,7 +116,8 @@ message_set(NewMessage *message, LogColumn column, Datum value)
 				ereport(ERROR,
 						(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						 errmsg("%s must be positive", attributes[column]),
-						 errdetail("It is %d.", DatumGetInt32(value))));
+						 errdetail("It is %d.", DatumGetInt32(value)),
+						 errhint("Leave it out, or pass NULL, for the default.")));
 			break;
 		case LOG_PAYLOAD:
 			break;
@@ -121,7 +125,9 @@ message_set(NewMessage *message, LogColumn column, Datum value)
 			if (!JB_ROOT_IS_OBJECT(DatumGetJsonbP(value)))
 				ereport(ERROR,
 						(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						 errmsg("headers must be a JSON object")));
+						 errmsg("headers must be a JSON object"),
+						 errdetail("It is of type %s.", json_type(DatumGetJsonbP(value))),
+						 errhint("Pass an object, such as {\"key\": \"value\"}.")));
 			break;
 		default:
 			{
@@ -134,18 +140,15 @@ message_set(NewMessage *message, LogColumn column, Datum value)
 								(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 								 errmsg("dedupe_key is too long"),
 								 errdetail("It has %zu bytes; at most %d are allowed.",
-										   strlen(given), OUTBOX_MAX_DEDUPE_KEY)));
+										   strlen(given), OUTBOX_MAX_DEDUPE_KEY),
+								 errhint("Use a shorter one, or a hash of it.")));
 				}
+				else if (column == LOG_NAME)
+					check_required_text(given, attributes[column]);
 				else
 					check_text(given, attributes[column]);
 				if (given[0] == '\0')
-				{
-					if (column == LOG_NAME)
-						ereport(ERROR,
-								(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-								 errmsg("name must not be blank")));
 					return;		/* '' is NULL */
-				}
 			}
 	}
 	MESSAGE_SET(message, column, value);

@@ -7,6 +7,8 @@
 
 #include "log.h"
 
+#include "utils/jsonb.h"
+
 typedef struct NewMessage
 {
 	Datum		values[LOG_COLUMNS];
@@ -25,6 +27,8 @@ extern void message_set(NewMessage *message, LogColumn column, Datum value);
 /* all of them are set: fill in the defaults, refuse what is missing */
 extern void message_complete(NewMessage *message);
 extern const char *message_attribute(LogColumn column);
+/* object, array, string, … for error messages */
+extern const char *json_type(Jsonb *json);
 
 /*
  * Write messages to the log in the current transaction.  ids[i] becomes the id of

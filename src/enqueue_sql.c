@@ -120,7 +120,9 @@ set_from_json(NewMessage *message, LogColumn column, JsonbValue *value)
 	else
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be a JSON %s", message_attribute(column), number ? "number" : "string")));
+				 errmsg("%s must be a JSON %s", message_attribute(column), number ? "number" : "string"),
+				 errdetail("It is of type %s.", JsonbTypeName(value)),
+				 errhint("The keys and their types are those of the arguments of outbox.enqueue().")));
 }
 
 static void
@@ -135,6 +137,7 @@ message_from_json(NewMessage *message, JsonbValue *object)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a message must be a JSON object"),
+				 errdetail("It is of type %s.", JsonbTypeName(object)),
 				 errhint("To enqueue payloads of one name, call outbox.enqueue_batch(name, payloads).")));
 
 	message_init(message);
@@ -159,7 +162,9 @@ array_argument(FunctionCallInfo fcinfo, int n, const char *name)
 	if (!JB_ROOT_IS_ARRAY(array) || JB_ROOT_IS_SCALAR(array))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be a JSON array", name)));
+				 errmsg("%s must be a JSON array", name),
+				 errdetail("It is of type %s.", json_type(array)),
+				 errhint("To enqueue one message, call outbox.enqueue(name, payload).")));
 	return array;
 }
 

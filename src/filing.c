@@ -112,7 +112,10 @@ filing_begin(Snapshot snapshot, List *subscriptions, const Frontier *frontier)
 	{
 		Target	   *target = &filing->targets[filing->n_targets++];
 
-		target->subscription = lfirst(cell);
+		/* a copy: the handlers that are read into it live as long as the filing */
+		target->subscription = palloc(sizeof(Subscription));
+		*target->subscription = *(Subscription *) lfirst(cell);
+		target->subscription->handlers = NIL;
 		if (target->subscription->mode == MODE_PUSHED)
 			subscription_handlers(target->subscription, snapshot);
 	}

@@ -217,16 +217,17 @@ identity_offset_for_enqueue(void)
 	return cached_offset;
 }
 
-void
+bool
 identity_ensure(void)
 {
 	Identity	identity;
 
 	identity_read(&identity);
 	if (identity.exists)
-		return;
+		return false;
 	identity_take_over(false);
 	subscription_insert_default();
+	return true;
 }
 
 /* Row trigger on outbox.identity, enabled always: whoever writes it, caches are dropped. */

@@ -141,12 +141,30 @@ arg_required_text(FunctionCallInfo fcinfo, int n, const char *name)
 
 	arg_required(fcinfo, n, name);
 	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
+	check_required_text(value, name);
+	return value;
+}
+
+void
+check_required_text(const char *value, const char *name)
+{
 	if (is_blank(value))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be blank", name)));
+				 errmsg("%s must not be blank", name),
+				 strcmp(name, "name") == 0 ? errhint("Give it a name, such as 'order.created'.") : 0));
 	check_text(value, name);
-	return value;
+}
+
+void
+check_finite(TimestampTz time, const char *name, const char *hint)
+{
+	if (TIMESTAMP_NOT_FINITE(time))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be finite", name),
+				 errdetail("It is %s.", TIMESTAMP_IS_NOEND(time) ? "infinity" : "-infinity"),
+				 errhint("%s", hint)));
 }
 
 /* '' is allowed here, a text of blanks is not. */
@@ -158,7 +176,8 @@ check_text(const char *value, const char *name)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s is too long", name),
 				 errdetail("It has %zu bytes; at most %d are allowed.",
-						   strlen(value), OUTBOX_MAX_NAME)));
+						   strlen(value), OUTBOX_MAX_NAME),
+				 errhint("Use a shorter one, or a hash of it.")));
 	if (value[0] != '\0' && is_blank(value))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -107,6 +107,8 @@ extern char *arg_required_text(FunctionCallInfo fcinfo, int n, const char *name)
 extern void arg_required(FunctionCallInfo fcinfo, int n, const char *name);
 /* too long or blank is refused (22023); '' passes */
 extern void check_text(const char *value, const char *name);
+extern void check_required_text(const char *value, const char *name);
+extern void check_finite(TimestampTz time, const char *name, const char *hint);
 /* an interval in microseconds; not null, months refused, must be positive */
 extern int64 interval_usecs(Datum interval, const char *name);
 

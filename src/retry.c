@@ -55,7 +55,8 @@ outbox_backoff(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("attempt must be positive"),
-				 errdetail("It is %d.", attempt)));
+				 errdetail("It is %d.", attempt),
+				 errhint("The first attempt is number 1.")));
 	PG_RETURN_FLOAT8((double) backoff_usecs(attempt) / USECS_PER_SEC);
 }
 

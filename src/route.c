@@ -49,7 +49,8 @@ static bool locked_in_transaction = false;
 static void transaction_end(XactEvent event, void *arg);
 static void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);
 static int64 first_running_not_below(const Frontier *frontier, int64 transaction);
-static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted);
+static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted,
+				  bool *wrote);
 static void keep_running(Frontier *next, const Frontier *s1, const Frontier *s2);
 static void self_routed_subtract(Filing *filing, Snapshot snapshot);
 static void self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot);
@@ -102,6 +103,15 @@ routing_lock(int wait_ms)
 	}
 	locked_in_transaction = true;
 	return true;
+}
+
+void
+routing_unlock(void)
+{
+	LOCKTAG		tag;
+
+	routing_locktag(&tag);
+	(void) LockRelease(&tag, ExclusiveLock, false);
 }
 
 void
@@ -173,7 +183,7 @@ keep_running(Frontier *next, const Frontier *s1, const Frontier *s2)
  * messages filed.
  */
 static int64
-pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted)
+pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted, bool *wrote)
 {
 	Filing	   *filing = filing_begin(snapshot, subscription_list(snapshot), s2);
 	Frontier	next = *s2;
@@ -198,6 +208,7 @@ pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64
 	if (filing_seen(filing) > 0)
 	{
 		keep_running(&next, s1, s2);
+		*wrote = true;
 		self_routed_forget(&next, s2, snapshot);
 		frontier_append(s1, &next);
 	}
@@ -251,11 +262,13 @@ self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot)
 int64
 route(int64 enough)
 {
-	return route_for(0, enough);
+	bool		wrote;
+
+	return route_for(0, enough, &wrote);
 }
 
 int64
-route_for(int64 subscription_id, int64 enough)
+route_for(int64 subscription_id, int64 enough, bool *wrote)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox route",
 												  ALLOCSET_DEFAULT_SIZES);
@@ -265,6 +278,7 @@ route_for(int64 subscription_id, int64 enough)
 	int64		total = 0;
 	bool		more = true;
 
+	*wrote = false;
 	while (more)
 	{
 		Identity	identity;
@@ -273,7 +287,7 @@ route_for(int64 subscription_id, int64 enough)
 		Snapshot	snapshot;
 
 		CHECK_FOR_INTERRUPTS();
-		identity_ensure();
+		*wrote |= identity_ensure();
 		snapshot = snapshot_push();
 		frontier_read(&s1, snapshot);
 		frontier_check_identity(&s1);
@@ -282,6 +296,7 @@ route_for(int64 subscription_id, int64 enough)
 		{
 			identity_take_over(false);
 			identity_read(&identity);
+			*wrote = true;
 		}
 		frontier_of_snapshot(&s2, snapshot, identity.offset);
 		if (s2.horizon < s1.horizon)
@@ -300,7 +315,8 @@ route_for(int64 subscription_id, int64 enough)
 		s2.horizon = Min(s2.horizon, first_running_not_below(&s2, Max(seen, s1.horizon)));
 		seen = s2.seen;
 
-		total += pass(&s1, &s2, snapshot, subscription_id, enough == 0 ? 0 : enough - total);
+		total += pass(&s1, &s2, snapshot, subscription_id, enough == 0 ? 0 : enough - total,
+					  wrote);
 		snapshot_pop();
 		more = s2.horizon < target && (enough == 0 || total < enough);
 		MemoryContextReset(context);
@@ -334,7 +350,7 @@ route_backlog(Subscription *subscription)
  * Invisible to everybody else until its commit.
  */
 int64
-route_own(Subscription *subscription)
+route_own(Subscription *subscription, int64 wanted)
 {
 	int64		first = position_of_transaction((int64) U64FromFullTransactionId(GetTopFullTransactionId()) +
 												identity_offset_for_enqueue());
@@ -363,6 +379,7 @@ route_own(Subscription *subscription)
 	rows_scan_end(scan);
 
 	filing = filing_begin(snapshot, list_make1(subscription), &nobody);
+	filing_wanted(filing, subscription->id, wanted);
 	if (lower < upper)
 		(void) filing_range(filing, lower, upper, -first, 0);
 	filed = filing_count(filing, 0);

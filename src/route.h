@@ -13,6 +13,8 @@
  * false: somebody else routes.
  */
 extern bool routing_lock(int wait_ms);
+/* give back what routing_lock() got, where nothing was written under it */
+extern void routing_unlock(void);
 /* without limit, for subscribe() and the like */
 extern void routing_lock_wait(void);
 
@@ -21,12 +23,15 @@ extern void routing_lock_wait(void);
  * end of what is committed now).  Returns the messages found.
  */
 extern int64 route(int64 enough);
-/* the same, counting what was found for one subscription */
-extern int64 route_for(int64 subscription_id, int64 enough);
+/*
+ * The same, counting what was found for one subscription; *wrote: whether anything was
+ * written, so that the lock is needed to the end of the transaction.
+ */
+extern int64 route_for(int64 subscription_id, int64 enough, bool *wrote);
 /* file what a new subscription should get from the past */
 extern int64 route_backlog(Subscription *subscription);
-/* file what this transaction has enqueued itself; no lock needed */
-extern int64 route_own(Subscription *subscription);
+/* file what this transaction has enqueued itself, of which so many are wanted; no lock needed */
+extern int64 route_own(Subscription *subscription, int64 wanted);
 
 /* enqueue.c says so; cleared at the end of the transaction */
 extern bool enqueued_in_transaction(void);

@@ -63,7 +63,6 @@ writer_open(Rows *rows)
 	outbox_init_range_table(rows->estate, rte);
 	rows->info = makeNode(ResultRelInfo);
 	InitResultRelInfo(rows->info, rows->rel, 1, NULL, 0);
-	rows->estate->es_output_cid = GetCurrentCommandId(true);
 	ExecOpenIndices(rows->info, false);
 	if (only_ours(rows->rel->trigdesc))
 		rows->info->ri_TrigDesc = NULL;
@@ -129,6 +128,7 @@ rows_update(Rows *rows, ItemPointer tid, const Datum *values, const bool *nulls)
 	old->tts_tid = *tid;
 	store_values(rows->slot, values, nulls);
 	rows->estate->es_snapshot = GetActiveSnapshot();
+	rows->estate->es_output_cid = GetCurrentCommandId(true);	/* triggers lock the row by it */
 	ExecSimpleRelationUpdate(rows->info, rows->estate, &epq, old, rows->slot);
 	*tid = rows->slot->tts_tid;
 	EvalPlanQualEnd(&epq);
@@ -147,6 +147,7 @@ rows_delete(Rows *rows, ItemPointer tid)
 	ExecClearTuple(rows->slot);
 	rows->slot->tts_tid = *tid;
 	rows->estate->es_snapshot = GetActiveSnapshot();
+	rows->estate->es_output_cid = GetCurrentCommandId(true);
 	ExecSimpleRelationDelete(rows->info, rows->estate, &epq, rows->slot);
 	EvalPlanQualEnd(&epq);
 	ResetPerTupleExprContext(rows->estate);

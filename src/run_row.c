@@ -244,17 +244,29 @@ run_is_writing(void)
 	return writing;
 }
 
-/* The rules for writers of floor.c. */
+/*
+ * The rules for writers of floor.c.  What is left of a row that was split keeps its time:
+ * whoever scans sees either version of it there.
+ */
 static void
 keep_above_floor(RunStore *store, Run *run)
 {
-	if (run->stored)
-		floor_pin_down_to(run->indexed_at);
+	TimestampTz was = run->stored ? run->indexed_at : DT_NOEND;
+
+	floor_pin_down_to(was);
 	run->indexed_at = DT_NOEND;
 	if (run->state == RUN_READY)
-		run->indexed_at = run->available_at = Max(run->available_at, store->not_before);
+	{
+		if (run->available_at != was)
+			run->available_at = Max(run->available_at, store->not_before);
+		run->indexed_at = run->available_at;
+	}
 	else if (run->state == RUN_LEASED)
-		run->indexed_at = run->locked_until = Max(run->locked_until, store->not_before);
+	{
+		if (run->locked_until != was)
+			run->locked_until = Max(run->locked_until, store->not_before);
+		run->indexed_at = run->locked_until;
+	}
 }
 
 /* ---- finding and locking ---- */

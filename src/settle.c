@@ -26,6 +26,7 @@ PG_FUNCTION_INFO_V1(outbox_renew_batch);
 
 static void parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *settlement);
 static Outcome parse_outcome(const char *name);
+static bool is_empty(ArrayType *ids);
 static int64 *positions_of_ids(ArrayType *ids, int *n);
 static int64 position_of_message(const pg_uuid_t *id);
 static Lease *hold(const pg_uuid_t *token, TimestampTz asked_at);
@@ -74,11 +75,7 @@ parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *settlement)
 	{
 		settlement->has_retry_at = true;
 		settlement->retry_at = PG_GETARG_TIMESTAMPTZ(first + 3);
-		if (TIMESTAMP_NOT_FINITE(settlement->retry_at))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("retry_at must be finite"),
-					 errhint("To give up on a message, settle it as dead.")));
+		check_finite(settlement->retry_at, "retry_at", "To give up on a message, settle it as dead.");
 	}
 
 	if (settlement->has_retry_at &&
@@ -111,6 +108,12 @@ position_of_message(const pg_uuid_t *id)
 	return position;
 }
 
+static bool
+is_empty(ArrayType *ids)
+{
+	return ArrayGetNItems(ARR_NDIM(ids), ARR_DIMS(ids)) == 0;
+}
+
 /* Ascending; unknown ids are left out. */
 static int64 *
 positions_of_ids(ArrayType *ids, int *n)
@@ -131,7 +134,8 @@ positions_of_ids(ArrayType *ids, int *n)
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("ids must not contain nulls")));
+					 errmsg("ids must not contain nulls"),
+					 errhint("Leave them out of the array, or pass NULL for the whole batch.")));
 		slot = log_find(reader, DatumGetUUIDP(values[i]));
 		if (slot != NULL)
 			positions[(*n)++] = log_position(slot);
@@ -277,7 +281,7 @@ outbox_settle_batch(PG_FUNCTION_ARGS)
 	{
 		ArrayType  *ids = PG_GETARG_ARRAYTYPE_P(5);
 
-		if (ArrayGetNItems(ARR_NDIM(ids), ARR_DIMS(ids)) == 0)
+		if (is_empty(ids))
 			PG_RETURN_INT32(0);
 		positions = positions_of_ids(ids, &n);
 	}
@@ -373,6 +377,8 @@ outbox_renew_batch(PG_FUNCTION_ARGS)
 
 	session_begin("outbox.renew_batch()");
 	token = token_argument(fcinfo, 0);
+	if (!PG_ARGISNULL(2) && is_empty(PG_GETARG_ARRAYTYPE_P(2)))
+		PG_RETURN_NULL();
 	lease = hold(token, asked_at);
 	if (!PG_ARGISNULL(2))
 	{

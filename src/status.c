@@ -53,11 +53,12 @@ typedef struct Count
 	int64		looked_at;
 } Count;
 
-/* kept for the calls of one query, which all have the same snapshot */
+/* kept for the calls of one query, which all have the same snapshot and shall see one time */
 typedef struct Where
 {
 	List	   *subscriptions;
 	Frontier	frontier;
+	TimestampTz now;
 } Where;
 
 static List *subscriptions_shown(Snapshot snapshot);
@@ -69,7 +70,8 @@ static void count_message(Count *count, TupleTableSlot *slot);
 static int	routing_pid(void);
 static const char *mode_name(SubscriptionMode mode);
 static Where *where_of(FunctionCallInfo fcinfo, Snapshot snapshot);
-static void put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run);
+static void put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run,
+					TimestampTz now);
 static void put_pending(ReturnSetInfo *result, const Subscription *subscription);
 static bool may_read_log(void);
 static void put_message(ReturnSetInfo *result, TupleTableSlot *slot, bool all);
@@ -318,6 +320,7 @@ where_of(FunctionCallInfo fcinfo, Snapshot snapshot)
 		where = palloc0(sizeof(Where));
 		where->subscriptions = subscriptions_shown(snapshot);
 		frontier_read(&where->frontier, snapshot);
+		where->now = clock_now();
 		MemoryContextSwitchTo(caller);
 		fcinfo->flinfo->fn_extra = where;
 	}
@@ -353,7 +356,7 @@ outbox_deliveries_of(PG_FUNCTION_ARGS)
 		Run		   *run = run_of_position(store, snapshot, subscription->id, position);
 
 		if (run != NULL)
-			put_run(result, subscription, run);
+			put_run(result, subscription, run, where->now);
 		else if (!frontier_has_passed(&where->frontier, position) &&
 				 subscription_matches(subscription, text_to_cstring(PG_GETARG_TEXT_PP(1)),
 									  text_to_cstring(PG_GETARG_TEXT_PP(2))))
@@ -364,13 +367,13 @@ outbox_deliveries_of(PG_FUNCTION_ARGS)
 }
 
 static void
-put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run)
+put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run, TimestampTz now)
 {
 	Datum		values[10];
 	bool		nulls[10] = {false};
 
 	values[0] = CStringGetTextDatum(subscription->name);
-	values[1] = CStringGetTextDatum(run_status(run, clock_now()));
+	values[1] = CStringGetTextDatum(run_status(run, now));
 	values[2] = Int32GetDatum(run->attempts);
 	values[3] = Int32GetDatum(run->max_attempts);
 	values[4] = TimestampTzGetDatum(run->available_at);

@@ -35,7 +35,8 @@ static Subscription *look(const char *name);
 static char *describe(const Subscription *subscription);
 static void tell_about_default(const Subscription *created);
 static int64 count_open(const Subscription *subscription, StringInfo detail);
-static bool delete_runs(const Subscription *subscription);
+static bool delete_runs(const Subscription *subscription, int64 *open);
+static bool is_open(RunState state);
 static void delete_rows(const Subscription *subscription);
 static Datum set_paused(FunctionCallInfo fcinfo, bool paused);
 
@@ -272,8 +273,9 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 				 errhint("To give them up: SELECT outbox.unsubscribe(%s, discard_pending => true).",
 						 quote_literal_cstr(name))));
 
-	/* a settlement that was under way has split what was seen */
-	while (!delete_runs(subscription))
+	/* a settlement that was under way has split what was seen, or settled it */
+	open = 0;
+	while (!delete_runs(subscription, &open))
 		CHECK_FOR_INTERRUPTS();
 	delete_rows(subscription);
 	if (strcmp(name, "default") == 0)
@@ -286,7 +288,6 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 static int64
 count_open(const Subscription *subscription, StringInfo detail)
 {
-	static const RunState states[] = {RUN_READY, RUN_LEASED, RUN_UNHANDLED, RUN_DEAD};
 	int64		counts[RUN_CANCELLED + 1] = {0};
 	RunStore   *store = runs_open();
 	RunScan    *scan = runs_of_subscription(store, snapshot_push(), subscription->id);
@@ -299,13 +300,14 @@ count_open(const Subscription *subscription, StringInfo detail)
 	snapshot_pop();
 	runs_close(store);
 
-	for (int i = 0; i < lengthof(states); i++)
+	for (int state = 0; state < lengthof(counts); state++)
 	{
-		int64		count = counts[states[i]];
+		int64		count = counts[state];
 
-		if (count > 0)
-			appendStringInfo(detail, "%s%lld %s", open > 0 ? ", " : "",
-							 (long long) count, run_state_name(states[i]));
+		if (count == 0 || !is_open(state))
+			continue;
+		appendStringInfo(detail, "%s%lld %s", open > 0 ? ", " : "",
+						 (long long) count, run_state_name(state));
 		open += count;
 	}
 	return open;
@@ -313,7 +315,7 @@ count_open(const Subscription *subscription, StringInfo detail)
 
 /* False where a row changed meanwhile: look again. */
 static bool
-delete_runs(const Subscription *subscription)
+delete_runs(const Subscription *subscription, int64 *open)
 {
 	RunStore   *store = runs_open();
 	RunScan    *scan = runs_of_subscription(store, snapshot_push(), subscription->id);
@@ -323,7 +325,11 @@ delete_runs(const Subscription *subscription)
 	while ((run = run_next(scan)) != NULL)
 	{
 		if (run_lock(store, run, LockWaitBlock) == RUN_LOCKED)
+		{
+			if (is_open(run->state))
+				*open += run->message_count;
 			run_delete(store, run);
+		}
 		else
 			all = false;
 	}
@@ -386,4 +392,10 @@ set_paused(FunctionCallInfo fcinfo, bool paused)
 	bind_bool(&change, paused);
 	(void) statement_run(&change);
 	PG_RETURN_BOOL(true);
+}
+
+static bool
+is_open(RunState state)
+{
+	return state == RUN_READY || state == RUN_LEASED || state == RUN_UNHANDLED || state == RUN_DEAD;
 }

@@ -51,7 +51,6 @@ static SubscriptionMode read_mode(TupleTableSlot *slot);
 static int	compare_ids(const ListCell *a, const ListCell *b);
 static Subscription *find_now(const char *name);
 static Subscription *find_or_make_default(const char *name);
-static void unknown(const char *name);
 static bool fix_mode(const Subscription *subscription, SubscriptionMode mode);
 static bool holds_leases(const Subscription *subscription);
 static bool unpark_scan(const Subscription *subscription, TimestampTz now, int64 *messages);
@@ -205,7 +204,7 @@ subscription_get(const char *name)
 	Subscription *subscription = find_or_make_default(name);
 
 	if (subscription == NULL)
-		unknown(name);
+		subscription_unknown(name);
 	return subscription;
 }
 
@@ -226,8 +225,22 @@ find_or_make_default(const char *name)
 	return find_now(name);
 }
 
-static void
-unknown(const char *name)
+Subscription *
+subscription_get_now(const char *name, int wait_ms)
+{
+	Subscription *subscription = find_now(name);
+	Identity	identity;
+
+	if (subscription != NULL)
+		return subscription;
+	identity_read(&identity);
+	if (!identity.exists && !routing_lock(wait_ms))
+		return NULL;
+	return subscription_get(name);
+}
+
+void
+subscription_unknown(const char *name)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
@@ -253,7 +266,7 @@ subscription_hold(const char *name)
 	/* what it is now, after the waiting */
 	subscription = find_now(name);
 	if (subscription == NULL)
-		unknown(name);
+		subscription_unknown(name);
 	return subscription;
 }
 

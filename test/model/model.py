@@ -164,6 +164,8 @@ class World:
         self.failure = None
         self.events = []
         self.messages = {}
+        self.sessions = []
+        self.scarce = False                 # little is enqueued, so that claims find nothing
         self.static = []
         self.slots = {}                     # name of a passing subscription: it, None, or BUSY
         self.subscriptions_by_id = {}

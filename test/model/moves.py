@@ -23,7 +23,9 @@ def make(session, txn, single=False):
     """One random move."""
     table = operators.SINGLE + SINGLE if single else operators.ALL + ALL
     table = [row for row in table if row[2] <= session.world.functions]
-    move = session.random.choices([row[0] for row in table], [row[1] for row in table])[0]
+    scarce = session.world.scarce
+    weights = [row[1] * (0.15 if scarce and row[0] in PRODUCING else 1) for row in table]
+    move = session.random.choices([row[0] for row in table], weights)[0]
     move(session, txn)
 
 
@@ -206,7 +208,11 @@ def left(txn, lease):
 
 
 def pick_lease(session, txn, ended=False):
-    leases = [e for e in session.held + txn.leases if not e.claim.undone and left(txn, e)]
+    leases = session.held + txn.leases
+    if session.random.random() < 0.1:
+        leases = list(session.random.choice(session.world.sessions).held)       # beside its owner: a heartbeat
+        session.world.count('lease of another session')
+    leases = [e for e in leases if not e.claim.undone and left(txn, e)]
     if ended:
         clock = session.look_at_clock()
         leases = [e for e in leases if e.until < clock and e.claim.txn is not txn]
@@ -361,4 +367,5 @@ SINGLE = [
     row(settle_wrongly, 1, 'settle'), row(renew_one, 3, 'renew'), row(renew_batch, 3, 'renew_batch'),
     row(renew_some, 2, 'renew_batch'),
 ]
+PRODUCING = (enqueue, enqueue_objects, enqueue_payloads, enqueue_by_view)
 ALL = SINGLE + [row(enqueue_again, 1, 'enqueue')]

@@ -5,7 +5,7 @@
 \i :dir/include/engine.sql
 -- another session
 SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS dblink;
+CREATE EXTENSION dblink;
 SELECT dblink_connect('other', format('dbname=%s user=%s host=%s port=%s', current_database(), current_user,
            trim(split_part(current_setting('unix_socket_directories'), ',', 1)), current_setting('port'))) IS NOT NULL AS connected \gset
 RESET client_min_messages;
@@ -21,7 +21,8 @@ SELECT count(*) AS old_snapshot FROM outbox.log;
 INSERT INTO held SELECT * FROM outbox.claim_batch() RETURNING payload, attempts;
 SELECT pg_temp.other($$ DO 'BEGIN PERFORM outbox.enqueue_batch(''t'', ''[4]''); END' $$);
 SELECT outbox.enqueue('t', '5') IS NOT NULL;
-INSERT INTO held SELECT * FROM outbox.claim_batch() RETURNING payload, attempts;
+INSERT INTO held SELECT * FROM outbox.claim_batch();
+SELECT array_agg(payload ORDER BY payload) FROM held;
 SELECT outbox.settle(pg_temp.id(2), pg_temp.token(2));
 SELECT outbox.settle_batch(pg_temp.token(1));
 SELECT outbox.settle_batch(pg_temp.token(4), 'released');

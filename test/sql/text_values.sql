@@ -44,13 +44,13 @@ SELECT payload #>> '{}' = U&'\+01f600 e\0301 \\u0000 /' AS same FROM outbox.clai
 
 -- They are no patterns, and no SQL: a subscription may have any name, a worker and an error any text.
 SET client_min_messages = warning;
-SELECT count(*) FROM (SELECT outbox.subscribe(t, pattern => 'sub') FROM texts WHERE n NOT IN (4, 34)) s;
+SELECT count(*) FROM (SELECT outbox.subscribe(t, pattern => 'sub') FROM texts) s;
 RESET client_min_messages;
 SELECT outbox.enqueue('sub', '1') IS NOT NULL;
 SELECT count(*), sum((SELECT count(*) FROM outbox.claim_batch(worker => t, subscription => t) c WHERE c.subscription = t)) AS claimed
-  FROM texts WHERE n NOT IN (4, 34);
+  FROM texts;
 SELECT count(*) FROM outbox.leases l JOIN texts ON l.subscription = t AND l.worker = t;
-SELECT count(outbox.unsubscribe(t, true)) FROM texts WHERE n NOT IN (4, 34);
+SELECT count(outbox.unsubscribe(t, true)) FROM texts;
 DO $$
 DECLARE
     message record;
@@ -77,4 +77,4 @@ SELECT outbox.enqueue('deep', CAST(repeat('[', 1000) || repeat(']', 1000) AS jso
 SELECT outbox.enqueue('wide', (SELECT jsonb_object_agg('k' || n, n) FROM generate_series(1, 10000) n)) IS NOT NULL;
 SELECT outbox.enqueue('number', '[1e400, -0.0, 12345678901234567890.123456789]') IS NOT NULL;
 SELECT name, length(CAST(payload AS text)) FROM outbox.claim_batch();
-SELECT * FROM pg_temp.broken() WHERE broken LIKE '%counts%';
+SELECT * FROM pg_temp.broken();

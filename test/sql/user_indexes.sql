@@ -1,0 +1,155 @@
+-- user_indexes: what a superuser adds to the log (indexes, triggers, constraints, policies) works
+-- as on any table: enqueue inserts as INSERT does, whichever way it is called.
+\set ECHO none
+\getenv dir PG_ABS_SRCDIR
+\i :dir/include/engine.sql
+-- the four ways in
+CREATE PROCEDURE pg_temp.enqueue_each_way(n integer) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM outbox.enqueue('one', to_jsonb(n));
+    PERFORM outbox.enqueue_batch(jsonb_build_array(jsonb_build_object('name', 'objects', 'payload', n),
+                                                   jsonb_build_object('name', 'objects', 'payload', n)));
+    PERFORM outbox.enqueue_batch('payloads', jsonb_build_array(n, n, n));
+    INSERT INTO outbox.outgoing (name, payload) VALUES ('outgoing', to_jsonb(n)), ('outgoing', to_jsonb(n));
+END
+$$;
+\set ECHO all
+CALL pg_temp.enqueue_each_way(1);
+
+-- Indexes: on an expression, partial, unique, of another access method.
+CREATE FUNCTION doubled(payload jsonb) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN CAST(payload AS integer) * 2; END $$;
+CREATE INDEX log_doubled ON outbox.log_0 (doubled(payload));
+CREATE INDEX log_partial ON outbox.log_0 (aggregate_id) WHERE aggregate_id IS NOT NULL AND CAST(payload AS integer) > 2;
+CREATE INDEX log_gin ON outbox.log_0 USING gin (payload);
+CREATE UNIQUE INDEX log_unique ON outbox.log_0 (tenant_id, aggregate_id) WHERE tenant_id IS NOT NULL;
+CALL pg_temp.enqueue_each_way(2);
+SELECT outbox.enqueue('one', '3', aggregate_id => 'x', tenant_id => 't') IS NOT NULL;
+SET enable_seqscan = off;
+SET enable_indexscan = on;
+SELECT doubled(payload) AS doubled, count(*) FROM outbox.log_0 WHERE doubled(payload) IN (2, 4, 6) GROUP BY 1 ORDER BY 1;
+SELECT count(*) FROM outbox.log_0 WHERE payload @> '2';
+SELECT count(*) FROM outbox.log_0 WHERE aggregate_id IS NOT NULL AND CAST(payload AS integer) > 2;
+RESET enable_seqscan;
+CALL pg_temp.try($$ SELECT outbox.enqueue('one', '4', aggregate_id => 'x', tenant_id => 't') $$);
+CALL pg_temp.try($$ SELECT outbox.enqueue_batch('one', '["no number"]') $$);
+SELECT count(*) FROM outbox.log;
+
+-- Triggers, of a row and of a statement.
+CREATE TABLE seen (by text, name text, n integer);
+CREATE FUNCTION see_row() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO seen VALUES (TG_WHEN || ' row', NEW.name, CAST(NEW.payload AS integer));
+    RETURN NEW;
+END
+$$;
+CREATE FUNCTION see_statement() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO seen SELECT 'statement', name, count(*) FROM added GROUP BY name;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER before_row BEFORE INSERT ON outbox.log_0 FOR EACH ROW EXECUTE FUNCTION see_row();
+CREATE TRIGGER after_row AFTER INSERT ON outbox.log_0 FOR EACH ROW EXECUTE FUNCTION see_row();
+CALL pg_temp.enqueue_each_way(5);
+SELECT by, name, n, count(*) FROM seen GROUP BY 1, 2, 3 ORDER BY 1, 2;
+TRUNCATE seen;
+DROP TRIGGER before_row ON outbox.log_0;
+DROP TRIGGER after_row ON outbox.log_0;
+-- one that changes the row
+CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.tenant_id := 'stamped'; RETURN NEW; END $$;
+CREATE TRIGGER stamp BEFORE INSERT ON outbox.log_0 FOR EACH ROW EXECUTE FUNCTION stamp();
+DROP INDEX outbox.log_unique;
+CALL pg_temp.enqueue_each_way(6);
+SELECT payload, tenant_id, count(*) FROM outbox.log WHERE payload >= '5' GROUP BY 1, 2 ORDER BY 1;
+DROP TRIGGER stamp ON outbox.log_0;
+-- A trigger of a statement is not fired: enqueue() is no INSERT of the executor. Documented; a row trigger is the way.
+CREATE TRIGGER after_statement AFTER INSERT ON outbox.log_0 REFERENCING NEW TABLE AS added
+    FOR EACH STATEMENT EXECUTE FUNCTION see_statement();
+CALL pg_temp.enqueue_each_way(6);
+SELECT by, name, sum(n) FROM seen GROUP BY 1, 2 ORDER BY 1, 2;
+DROP TRIGGER after_statement ON outbox.log_0;
+-- one that raises refuses the message, and one that is deferred refuses it at the commit
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.payload = '7' THEN
+        RAISE 'no sevens' USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NEW;
+END
+$$;
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON outbox.log_0 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse();
+CALL pg_temp.enqueue_each_way(8);
+\set VERBOSITY terse
+SELECT outbox.enqueue('one', '7') IS NOT NULL;
+SELECT count(*) FROM outbox.enqueue_batch('one', '[8, 7]');
+\set VERBOSITY default
+DROP TRIGGER late ON outbox.log_0;
+CREATE TRIGGER at_once BEFORE INSERT ON outbox.log_0 FOR EACH ROW EXECUTE FUNCTION refuse();
+CALL pg_temp.try($$ SELECT outbox.enqueue('one', '7') $$);
+CALL pg_temp.try($$ SELECT outbox.enqueue_batch('one', '[8, 7]') $$);
+CALL pg_temp.try($$ INSERT INTO outbox.outgoing (name, payload) VALUES ('one', '8'), ('one', '7') $$);
+DROP TRIGGER at_once ON outbox.log_0;
+SELECT count(*) FROM outbox.log WHERE payload = '7';
+SELECT payload, count(*) FROM outbox.log GROUP BY 1 ORDER BY 1;
+
+-- Constraints.
+ALTER TABLE outbox.log_0 ADD CONSTRAINT no_nines CHECK (payload <> '9');
+CREATE TABLE tenants (id text PRIMARY KEY);
+INSERT INTO tenants VALUES ('known'), ('t'), ('stamped');
+ALTER TABLE outbox.log_0 ADD CONSTRAINT of_a_tenant FOREIGN KEY (tenant_id) REFERENCES tenants;
+CALL pg_temp.enqueue_each_way(10);
+SELECT outbox.enqueue('one', '10', tenant_id => 'known') IS NOT NULL;
+\set VERBOSITY sqlstate
+SELECT outbox.enqueue('one', '9');
+SELECT outbox.enqueue_batch('one', '[8, 9]');
+INSERT INTO outbox.outgoing (name, payload) VALUES ('one', '8'), ('one', '9');
+SELECT outbox.enqueue('one', '11', tenant_id => 'unknown');
+SELECT outbox.enqueue_batch('[{"name": "one", "payload": 11, "tenant_id": "unknown"}]');
+\set VERBOSITY default
+SELECT payload, count(*) FROM outbox.log WHERE payload >= '8' GROUP BY 1 ORDER BY 1;
+ALTER TABLE outbox.log_0 DROP CONSTRAINT no_nines, DROP CONSTRAINT of_a_tenant;
+
+-- A policy for others does not blind our functions.
+ALTER TABLE outbox.log_0 ENABLE ROW LEVEL SECURITY;
+CREATE POLICY nobody ON outbox.log_0 USING (false) WITH CHECK (false);
+CREATE ROLE regress_outbox_producer;
+SELECT outbox.grant_access('regress_outbox_producer', 'producer');
+SET ROLE regress_outbox_producer;
+SELECT count(*) FROM outbox.enqueue_batch('policy', '[12, 13]');
+SELECT outbox.enqueue('policy', '14') IS NOT NULL;
+RESET ROLE;
+ALTER TABLE outbox.log_0 DISABLE ROW LEVEL SECURITY;
+DROP POLICY nobody ON outbox.log_0;
+SELECT count(*) FROM outbox.log WHERE name = 'policy';
+-- Dropped and rebuilt indexes, in a session that has them in its cache.
+DROP INDEX outbox.log_doubled, outbox.log_partial, outbox.log_gin;
+CALL pg_temp.enqueue_each_way(15);
+REINDEX TABLE outbox.log_0;
+VACUUM FULL outbox.log_0;
+CALL pg_temp.enqueue_each_way(16);
+CREATE INDEX log_again ON outbox.log_0 (doubled(payload));
+CALL pg_temp.enqueue_each_way(17);
+SET enable_seqscan = off;
+SELECT count(*) FROM outbox.log_0 WHERE doubled(payload) BETWEEN 30 AND 34;
+RESET enable_seqscan;
+
+-- Indexes and triggers on the deliveries.
+CREATE INDEX delivery_worker ON outbox.delivery (worker, state, message_count);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen VALUES (TG_OP, NEW.state, NEW.message_count); RETURN NULL; END $$;
+TRUNCATE seen;
+CREATE TRIGGER note AFTER INSERT OR UPDATE ON outbox.delivery FOR EACH ROW EXECUTE FUNCTION note();
+SELECT count(*) AS messages FROM outbox.log \gset
+INSERT INTO held SELECT * FROM outbox.claim_batch(1000, worker => 'w');
+SELECT count(*) = :messages AS all FROM held;
+SET enable_seqscan = off;
+SELECT sum(message_count) = :messages AS all FROM outbox.delivery WHERE worker = 'w' AND state = 'leased';
+RESET enable_seqscan;
+SELECT outbox.settle_batch((SELECT DISTINCT claim_token FROM held)) = :messages AS all;
+SELECT by, name, sum(n) = :messages AS all FROM seen GROUP BY 1, 2 ORDER BY 1, 2;
+SELECT * FROM pg_temp.broken();
+SET client_min_messages = warning;
+DROP EXTENSION outbox CASCADE;
+DROP TABLE seen, tenants;
+DROP FUNCTION doubled, see_row, see_statement, stamp, refuse, note;
+DROP ROLE regress_outbox_producer;
+CREATE EXTENSION outbox;
