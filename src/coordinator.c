@@ -42,6 +42,7 @@
 /* Somebody else routes, or alters the extension: look again soon. */
 #define BUSY_PAUSE		(20 * 1000)
 #define COPY_PAUSE		(10 * USECS_PER_SEC)
+#define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
 
@@ -73,11 +74,14 @@ typedef struct Coordinator
 	TimestampTz deadline;		/* of the turn: when to look again at the latest */
 	bool		more;			/* there is more to do right now */
 	bool		told_copy;
+	TimestampTz began_at;
+	bool		enqueued;		/* messages were enqueued here since we began */
 	int64		poll;
 } Coordinator;
 
 static void turn(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
+static bool may_make_first_rows(Coordinator *coordinator);
 static void look_after(Coordinator *coordinator, Subscription *subscription, bool news,
 					   List **ready_roles);
 static Told *told_of(Coordinator *coordinator, int64 subscription_id);
@@ -107,6 +111,7 @@ outbox_coordinator_main(Datum argument)
 	coordinator->turn_context = AllocSetContextCreate(coordinator->context, "outbox coordinator turn",
 													  ALLOCSET_DEFAULT_SIZES);
 	coordinator->poll = MSECS(outbox_poll_interval);
+	coordinator->began_at = GetCurrentTimestamp();
 	pg_atomic_write_u32(&coordinator->database->coordinator, (uint32) OUTBOX_MY_PROC_NUMBER);
 
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
@@ -166,8 +171,9 @@ turn(Coordinator *coordinator)
 	coordinator->deadline = GetCurrentTimestamp() + POLL_MAX;
 	coordinator->more = false;
 	pg_atomic_write_u64(&database->passes_begun, passes);
-	pg_atomic_write_u32(&database->work, 0);
-	pg_memory_barrier();		/* what is committed from here on sets it again */
+	/* what is committed from here on sets it again */
+	if (pg_atomic_exchange_u32(&database->work, 0) & WORK_ENQUEUED)
+		coordinator->enqueued = true;
 
 	session_transaction_begin("routing messages");
 	complete = work(coordinator, &ready_roles);
@@ -226,11 +232,11 @@ work(Coordinator *coordinator, List **ready_roles)
 	}
 	coordinator->told_copy = false;
 
-	/* nothing was ever enqueued or registered: nothing to make a first row for */
-	if (routing_lock(0))
+	if (!may_make_first_rows(coordinator))
+		coordinator->deadline = GetCurrentTimestamp() + FIRST_ROWS_GRACE / 4;
+	else if (routing_lock(0))
 	{
-		if (frontier.id != 0 || something_to_route())
-			routed = route(ROUTE_AT_ONCE);
+		routed = route(ROUTE_AT_ONCE);
 		coordinator->more = (routed >= ROUTE_AT_ONCE);
 		complete = !coordinator->more;
 	}
@@ -244,6 +250,22 @@ work(Coordinator *coordinator, List **ready_roles)
 		look_after(coordinator, lfirst(cell), routed > 0, ready_roles);
 	(void) dedupe_delete_expired(100);
 	return complete;
+}
+
+/*
+ * Where there is no identity yet, routing would make one, and a restore that is under
+ * way would meet it.  So only if something was enqueued here; or after a while, for what
+ * was enqueued before a restart.
+ */
+static bool
+may_make_first_rows(Coordinator *coordinator)
+{
+	Identity	identity;
+
+	identity_read(&identity);
+	if (identity.exists || coordinator->enqueued)
+		return true;
+	return log_has_messages() && GetCurrentTimestamp() - coordinator->began_at > FIRST_ROWS_GRACE;
 }
 
 static void

@@ -55,8 +55,7 @@ outbox_delivery_main(Datum argument)
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
 	{
 		session_recover();
-		drain_forget();
-		worker_hook_until(0);
+		give_back(0, (Datum) 0);
 		MemoryContextSwitchTo(context);
 		MemoryContextReset(context);
 		PG_exception_stack = &local_sigjmp_buf;

@@ -355,6 +355,6 @@ outbox_probe_main(Datum argument)
 	found = OidIsValid(get_extension_oid("outbox", true));
 	session_transaction_commit();
 	if (found)
-		wake_database(slot->database);
+		wake_database(slot->database, WORK_LOOK);
 	proc_exit(0);
 }

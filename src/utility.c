@@ -251,7 +251,7 @@ after_success(Node *statement, Oid alone)
 				DatabaseSlot *slot = database_slot(MyDatabaseId, false);
 
 				if (slot != NULL && slot->wanted)
-					wake_database(MyDatabaseId);
+					wake_database(MyDatabaseId, WORK_LOOK | WORK_ENQUEUED);
 			}
 			break;
 		default:

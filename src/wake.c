@@ -16,7 +16,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-static bool work_at_commit = false;
+static uint32 work_at_commit = 0;
 static DatabaseSlot *own_slot = NULL;
 
 static DatabaseSlot *my_database(void);
@@ -38,20 +38,21 @@ my_database(void)
 }
 
 void
-wake_at_commit(void)
+wake_at_commit(uint32 why)
 {
-	work_at_commit = true;
+	work_at_commit |= why;
 }
 
 static void
 transaction_end(XactEvent event, void *arg)
 {
-	if (!work_at_commit)
+	if (work_at_commit == 0)
 		return;
-	if (event == XACT_EVENT_COMMIT)
-		wake_database(MyDatabaseId);
+	/* what the coordinator itself has filed it knows */
+	if (event == XACT_EVENT_COMMIT && !worker_is(WORKER_COORDINATOR))
+		wake_database(MyDatabaseId, work_at_commit);
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
-		work_at_commit = false;
+		work_at_commit = 0;
 }
 
 /*
@@ -59,7 +60,7 @@ transaction_end(XactEvent event, void *arg)
  * announced by this.
  */
 void
-wake_database(Oid database)
+wake_database(Oid database, uint32 why)
 {
 	DatabaseSlot *slot = (database == MyDatabaseId) ? my_database() : database_slot(database, true);
 	bool		was_set;
@@ -73,7 +74,7 @@ wake_database(Oid database)
 		slot->wanted = true;
 		LWLockRelease(worker_state->lock);
 	}
-	was_set = (pg_atomic_exchange_u32(&slot->work, 1) != 0);
+	was_set = (pg_atomic_fetch_or_u32(&slot->work, why) != 0);
 	process = pg_atomic_read_u32(&slot->coordinator);
 	if (process == PG_UINT32_MAX)
 		wake_launcher();
@@ -92,6 +93,21 @@ request_probe(Oid database)
 	wake_launcher();
 }
 
+/* Preloaded and switched on: a delivery worker comes when there is something to push. */
+bool
+workers_serve(void)
+{
+	return worker_state != NULL && worker_state->launcher_pid != 0 && outbox_enabled && outbox_workers > 0;
+}
+
+bool
+coordinator_runs(void)
+{
+	DatabaseSlot *slot = my_database();
+
+	return slot != NULL && pg_atomic_read_u32(&slot->coordinator) != PG_UINT32_MAX;
+}
+
 bool
 wake_and_wait_for_pass(int wait_ms)
 {
@@ -105,8 +121,7 @@ wake_and_wait_for_pass(int wait_ms)
 		return false;
 
 	begun = pg_atomic_read_u64(&slot->passes_begun);
-	pg_atomic_write_u32(&slot->work, 1);
-	pg_memory_barrier();
+	(void) pg_atomic_fetch_or_u32(&slot->work, WORK_LOOK);
 	wake_process((int) process);
 
 	ConditionVariablePrepareToSleep(&slot->pass_ended);

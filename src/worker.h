@@ -6,6 +6,7 @@
  * coordinator.c	 one for a database that has something to do: routes, expires, wakes
  * delivery_worker.c calls hooks, connected as the role that registered them
  * worker_state.c	 the shared memory below
+ * standalone.c		 all of it in one process, without preloading
  * session.c		 the frame of each process: settings, transactions, recovery
  * wake.c			 who is told what, and when; databases announced
  * utility.c		 DROP DATABASE and the like, while workers run
@@ -45,7 +46,7 @@ typedef struct DatabaseSlot
 	TimestampTz deadline;		/* nothing to do before, as the last coordinator left it */
 	/* number of the coordinator's process, -1: none.  Read without the lock to wake it */
 	pg_atomic_uint32 coordinator;
-	/* something was committed since the last pass began */
+	/* something was committed since the last pass began: WORK_LOOK, WORK_ENQUEUED */
 	pg_atomic_uint32 work;
 	/* a pass that began after a request has ended: what was committed before it is filed */
 	pg_atomic_uint64 passes_begun;
@@ -94,6 +95,9 @@ extern WorkerSlot *worker_reserve(WorkerKind kind, Oid database, Oid role);
 extern bool worker_start(WorkerSlot *slot);
 /* in the process itself: takes its slot, and gives it back at its end */
 extern WorkerSlot *worker_attach(Datum argument, WorkerKind kind);
+extern void worker_hook_until(TimestampTz until);
+/* is this process one of ours, of that kind? */
+extern bool worker_is(WorkerKind kind);
 /* wake a process by its number; whoever has it by now does not mind */
 extern void wake_process(int process);
 extern void wake_launcher(void);
@@ -113,9 +117,16 @@ extern bool worker_should_leave(const WorkerSlot *slot);
 
 /* wake.c */
 extern void wake_register_callbacks(void);
+/* why: bits of DatabaseSlot.work */
+#define WORK_LOOK		1		/* something is ready, due or leased that was not */
+#define WORK_ENQUEUED	2		/* messages were enqueued here, not restored */
 /* this transaction has made something that a coordinator should look at */
-extern void wake_at_commit(void);
-extern void wake_database(Oid database);
+extern void wake_at_commit(uint32 why);
+extern void wake_database(Oid database, uint32 why);
+/* whether there are delivery workers for hooks that are registered */
+extern bool workers_serve(void);
+/* whether a coordinator runs in this database */
+extern bool coordinator_runs(void);
 /* a database that may have the extension: the launcher will look */
 extern void request_probe(Oid database);
 /* a coordinator runs: have it route, and wait a moment until it has; false: none, or too slow */
@@ -131,6 +142,7 @@ extern PGDLLEXPORT void outbox_launcher_main(Datum argument);
 extern PGDLLEXPORT void outbox_probe_main(Datum argument);
 extern PGDLLEXPORT void outbox_coordinator_main(Datum argument);
 extern PGDLLEXPORT void outbox_delivery_main(Datum argument);
+extern PGDLLEXPORT void outbox_standalone_main(Datum argument);
 extern bool database_is_served(const char *name);
 
 #endif							/* OUTBOX_WORKER_H */

@@ -257,6 +257,20 @@ give_back(int code, Datum argument)
 	wake_launcher();
 }
 
+/* A hook of ours may run so long, twice its time limit; 0: none runs. */
+void
+worker_hook_until(TimestampTz until)
+{
+	if (my_slot != NULL)
+		pg_atomic_write_u64(&my_slot->hook_until, (uint64) until);
+}
+
+bool
+worker_is(WorkerKind kind)
+{
+	return my_slot != NULL && my_slot->kind == kind;
+}
+
 void
 wake_process(int process)
 {
