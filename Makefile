@@ -49,12 +49,21 @@ OBJS = \
 	src/settings.o \
 	src/settle.o \
 	src/skip.o \
+	src/standalone.o \
 	src/statement.o \
 	src/status.o \
 	src/subscribe.o \
 	src/subscription.o \
 	src/targets.o \
 	src/topic.o \
+	src/coordinator.o \
+	src/delivery_worker.o \
+	src/launcher.o \
+	src/session.o \
+	src/utility.o \
+	src/wake.o \
+	src/worker_state.o \
+	src/workers.o \
 	src/uuid.o
 
 # Only entry points leave the module: PG_FUNCTION_INFO_V1 and PGDLLEXPORT, see src/export.h.

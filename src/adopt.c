@@ -15,6 +15,7 @@
 #include "log.h"
 #include "route.h"
 #include "statement.h"
+#include "worker.h"
 
 #include "storage/lmgr.h"
 
@@ -82,5 +83,6 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	snapshot_pop();
 	floor_reset();
 	(void) route(0);
+	wake_at_commit(WORK_LOOK);
 	PG_RETURN_BOOL(true);
 }

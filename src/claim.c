@@ -22,6 +22,7 @@
 #include "floor.h"
 #include "log.h"
 #include "route.h"
+#include "worker.h"
 
 #include "access/htup_details.h"
 #include "funcapi.h"
@@ -34,6 +35,7 @@
 #include "utils/wait_event.h"
 
 PG_FUNCTION_INFO_V1(outbox_claim_batch);
+PG_FUNCTION_INFO_V1(outbox_revoke_lease);
 
 /* Longest wait for another router, and the pause before looking again at held runs. */
 #define ROUTING_WAIT_MS		100
@@ -171,14 +173,22 @@ may_claim(const Subscription *subscription, SubscriptionMode mode)
 }
 
 /*
- * File what is not yet filed.  A pass that wrote nothing needs its lock no longer: an open
- * claim that found nothing shall hide nothing from others.
+ * File what is not yet filed.  Where a coordinator runs it does so, in a transaction that
+ * ends at once: one that has claimed and stays open must not keep the routing lock, and
+ * with it hide newly committed messages.  A pass that wrote nothing needs its lock no
+ * longer either.
  */
 static void
 bring_new(Taking *taking)
 {
 	bool		wrote;
 
+	if (!routing_is_held() && coordinator_runs())
+	{
+		/* it wakes its delivery workers when it has something for them */
+		if (worker_is(WORKER_DELIVERY) || wake_and_wait_for_pass(ROUTING_WAIT_MS))
+			return;
+	}
 	if (!routing_lock(ROUTING_WAIT_MS))
 		return;
 	(void) route_for(taking->subscription->id, taking->max - taking->claim->n, &wrote);
@@ -431,6 +441,45 @@ claim_expire(Subscription *subscription, int max_runs)
 	floor_raise(&floor, first_seen);
 	runs_close(store);
 	return messages;
+}
+
+/*
+ * outbox.revoke_lease(subscription, worker) → messages
+ *
+ * For a consumer that is known to be gone: its leases end now, as if they had run out.
+ * Rows that a settlement holds are skipped: it is not gone.
+ */
+Datum
+outbox_revoke_lease(PG_FUNCTION_ARGS)
+{
+	char	   *name;
+	char	   *worker;
+	RunStore   *store;
+	RunScan    *scan;
+	TimestampTz now = clock_now();
+	int64		messages = 0;
+	Run		   *run;
+
+	session_begin("outbox.revoke_lease()");
+	name = arg_required_text(fcinfo, 0, "subscription");
+	worker = arg_required_text(fcinfo, 1, "worker");
+	frontier_check();
+
+	store = runs_open();
+	scan = runs_leased(store, snapshot_push(), subscription_get(name)->id, DT_NOBEGIN, DT_NOEND);
+	while ((run = run_next(scan)) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (run->worker == NULL || strcmp(run->worker, worker) != 0 ||
+			run_lock(store, run, LockWaitSkip) != RUN_LOCKED || run->state != RUN_LEASED)
+			continue;
+		run_expire(store, run, now);
+		messages += run->message_count;
+	}
+	run_scan_end(scan);
+	snapshot_pop();
+	runs_close(store);
+	PG_RETURN_INT64(messages);
 }
 
 /* ---- the SQL function ---- */

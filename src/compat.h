@@ -8,6 +8,7 @@
 
 #include "postgres.h"
 
+#include "catalog/pg_database.h"
 #include "catalog/pg_proc.h"
 #include "utils/acl.h"
 #include "utils/rangetypes.h"
@@ -33,6 +34,12 @@ outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper
 /* a macro: who uses it includes executor.h and parse_relation.h, others need not */
 #define outbox_init_range_table(estate, rte) ExecInitRangeTable(estate, list_make1(rte))
 
+static inline bool
+outbox_database_ownercheck(Oid database, Oid role)
+{
+	return pg_database_ownercheck(database, role);
+}
+
 static inline AclResult
 outbox_function_aclcheck(Oid function, Oid role)
 {
@@ -56,6 +63,12 @@ outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper
 		(void) addRTEPermissionInfo(&perminfos_, rte); \
 		ExecInitRangeTable(estate, list_make1(rte), perminfos_ OUTBOX_UNPRUNED); \
 	} while (0)
+
+static inline bool
+outbox_database_ownercheck(Oid database, Oid role)
+{
+	return object_ownercheck(DatabaseRelationId, database, role);
+}
 
 static inline AclResult
 outbox_function_aclcheck(Oid function, Oid role)

@@ -31,6 +31,7 @@
 #include "deliver.h"
 
 #include "log.h"
+#include "worker.h"
 
 #include <signal.h>
 
@@ -70,6 +71,7 @@ typedef struct Delay
 } Delay;
 
 static bool in_hook = false;
+static int64 running = -1;		/* position of the message that is being delivered */
 static TimeoutId hook_timer = MAX_TIMEOUTS;
 static volatile sig_atomic_t hook_timed_out = false;
 
@@ -125,6 +127,12 @@ is_cancel(const ErrorData *error)
 		error->funcname != NULL && strcmp(error->funcname, "ProcessInterrupts") == 0;
 }
 
+int64
+deliver_running(void)
+{
+	return running;
+}
+
 bool
 deliver_in_progress(void)
 {
@@ -143,7 +151,9 @@ deliver_message(const Subscription *subscription, const Claim *claim,
 
 	memset(delivery, 0, sizeof(*delivery));
 	hook_timed_out = false;
+	running = message->position;
 	delivery->error = subtransaction_try(deliver_work, &call);
+	running = -1;
 	in_hook = false;
 	hook_timer_stop();
 	if (delivery->error != NULL)
@@ -297,6 +307,7 @@ hook_timer_start(int64 usecs)
 {
 	if (hook_timer == MAX_TIMEOUTS)
 		hook_timer = RegisterTimeout(USER_TIMEOUT, hook_timer_fired);
+	worker_hook_until(GetCurrentTimestamp() + 2 * usecs);
 	enable_timeout_every(hook_timer, GetCurrentTimestamp() + usecs,
 						 (int) Max(usecs / 1000 / 2, 1));
 }
@@ -308,6 +319,7 @@ hook_timer_stop(void)
 	if (hook_timer == MAX_TIMEOUTS)
 		return;
 	disable_timeout(hook_timer, false);
+	worker_hook_until(0);
 	if (hook_timed_out)
 		QueryCancelPending = false;
 }

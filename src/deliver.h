@@ -46,6 +46,17 @@ typedef struct Delivery
 extern void deliver_message(const Subscription *subscription, const Claim *claim,
 							const ClaimedMessage *message, Delivery *delivery);
 extern bool deliver_in_progress(void);
+/* position of the message whose delivery has begun and not ended, or -1 */
+extern int64 deliver_running(void);
+
+/*
+ * drain.c, for a delivery worker: deliver what is ready for the session's role until
+ * nothing is, or until it is asked to stop; returns messages claimed.  What it had claimed
+ * when it was stopped is given back in a transaction of the caller's.
+ */
+extern int64 drain_for_worker(bool (*stop) (void));
+extern bool drain_has_batch(void);
+extern void drain_give_back(void);
 extern Jsonb *delivery_error_record(const Delivery *delivery);
 
 /*

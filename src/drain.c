@@ -57,12 +57,17 @@ typedef struct Drain
 	bool		deferred;		/* there are initially deferred constraints */
 	int64		allowed;		/* messages that may still be claimed */
 	char	   *worker;
+	bool		(*stop) (void); /* a worker is asked to stop after the batch; or NULL */
 	MemoryContext context;		/* of the call */
 	MemoryContext batch_context;	/* of one batch */
 	List	   *targets;		/* the subscriptions that the call is about */
 	int			unsettled;		/* messages in a row that could not even be charged */
 	DeliveryCounts counts;
 } Drain;
+
+/* what was claimed and is not dealt with: a worker that is stopped gives it back */
+static pg_uuid_t live_token;
+static bool has_live_token = false;
 
 PG_FUNCTION_INFO_V1(outbox_drain);
 PG_FUNCTION_INFO_V1(outbox_deliver);
@@ -122,6 +127,51 @@ outbox_deliver(PG_FUNCTION_ARGS)
 	return drain_result(&drain, fcinfo);
 }
 
+/* ---- for delivery workers ---- */
+
+int64
+drain_for_worker(bool (*stop) (void))
+{
+	MemoryContext caller = MemoryContextSwitchTo(PortalContext);
+	Drain		drain;
+
+	drain_init(&drain, NULL, "worker");
+	drain.own_commit = true;
+	drain.stop = stop;
+	drain_run(&drain, NULL);
+	MemoryContextSwitchTo(caller);
+	return drain.counts.claimed;
+}
+
+bool
+drain_has_batch(void)
+{
+	return has_live_token;
+}
+
+/* Uncharged, but for the message whose hook was stopped in the middle. */
+void
+drain_give_back(void)
+{
+	Settlement	settlement = {.outcome = OUTCOME_FAILED};
+	Lease	   *lease;
+
+	has_live_token = false;
+	PushActiveSnapshot(GetTransactionSnapshot());
+	lease = lease_lock(runs_open(), &live_token, clock_now());
+	if (deliver_running() >= 0)
+	{
+		settlement.error = error_record(unpack_sql_state(ERRCODE_ADMIN_SHUTDOWN),
+										"the worker was stopped while the hook ran",
+										NULL, NULL, NULL, NULL);
+		(void) lease_settle(lease, deliver_running(), &settlement);
+	}
+	settlement = (Settlement) {.outcome = OUTCOME_RELEASED};
+	(void) lease_settle_all(lease, &settlement);
+	runs_close(lease->store);
+	PopActiveSnapshot();
+}
+
 static void
 refuse_in_hook(const char *function)
 {
@@ -152,7 +202,7 @@ drain_init(Drain *drain, FunctionCallInfo fcinfo, const char *what)
 {
 	memset(drain, 0, sizeof(*drain));
 	drain->allowed = PG_INT64_MAX;
-	if (!PG_ARGISNULL(1))
+	if (fcinfo != NULL && !PG_ARGISNULL(1))
 	{
 		drain->allowed = PG_GETARG_INT32(1);
 		if (drain->allowed < 1)
@@ -207,7 +257,7 @@ drain_run(Drain *drain, const char *name)
 	if ((error = end_transaction(drain)) != NULL)
 		ReThrowError(error);
 
-	while (any)
+	while (any && (drain->stop == NULL || !drain->stop()))
 	{
 		ListCell   *cell;
 
@@ -217,7 +267,8 @@ drain_run(Drain *drain, const char *name)
 	}
 	if (!drain->own_commit && drain->deferred)
 		constraints_defer();
-	drain->counts.left_over = targets_left(drain->targets);
+	if (drain->stop == NULL)
+		drain->counts.left_over = targets_left(drain->targets);
 	MemoryContextSwitchTo(caller);
 }
 
@@ -237,7 +288,10 @@ deliver_next_batch(Drain *drain, const Target *target)
 	{
 		drain->allowed -= batch->claim->n;
 		drain->counts.claimed += batch->claim->n;
+		live_token = batch->token;
+		has_live_token = drain->own_commit;
 		deliver_batch(drain, batch);
+		has_live_token = false;
 	}
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(drain->batch_context);

@@ -17,6 +17,7 @@
 
 #include "catalog.h"
 #include "rows.h"
+#include "worker.h"
 
 #include "access/genam.h"
 #include "access/heapam.h"
@@ -344,6 +345,7 @@ enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
 		writer_insert(&writer, message);
 	}
 	writer_close(&writer);
+	wake_at_commit(WORK_ENQUEUED);
 	/* what follows in the same statement shall see them, a claim of our own for instance */
 	CommandCounterIncrement();
 }

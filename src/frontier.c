@@ -41,7 +41,6 @@ enum
 #define FRONTIERS_KEPT 256
 
 static void delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to);
-static bool data_is_empty(void);
 
 /* The newest row; id 0 and everything else empty where there is none. */
 void
@@ -140,24 +139,20 @@ delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to)
 	rows_scan_end(scan);
 }
 
-static bool
-data_is_empty(void)
+bool
+log_has_messages(void)
 {
 	LogReader  *reader = log_open(snapshot_push());
-	bool		empty = (log_last_position(reader) < 0);
+	bool		found = (log_last_position(reader) >= 0);
 
 	log_close(reader);
 	snapshot_pop();
-	return empty;
+	return found;
 }
 
-/*
- * A copy of production on a test machine must not deliver production's messages: what
- * was routed elsewhere stops here until an operator says so.  Nothing stored, nothing to
- * protect.
- */
-void
-frontier_check_identity(const Frontier *frontier)
+/* Routed elsewhere, and something is stored. */
+bool
+frontier_is_copy(const Frontier *frontier)
 {
 	bool		here;
 
@@ -170,7 +165,18 @@ frontier_check_identity(const Frontier *frontier)
 		identity_read(&identity);
 		here = !identity.foreign;
 	}
-	if (here || data_is_empty())
+	return !here && log_has_messages();
+}
+
+/*
+ * A copy of production on a test machine must not deliver production's messages: what
+ * was routed elsewhere stops here until an operator says so.  Nothing stored, nothing to
+ * protect.
+ */
+void
+frontier_check_identity(const Frontier *frontier)
+{
+	if (!frontier_is_copy(frontier))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

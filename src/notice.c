@@ -11,6 +11,8 @@
  */
 #include "notice.h"
 
+#include "worker.h"
+
 #include "access/xact.h"
 
 typedef struct PendingNotice
@@ -34,7 +36,8 @@ static void leave_level(PendingNotice *notice, bool commits);
 void
 notice_no_worker(void)
 {
-	ask_for(&no_worker);
+	if (!workers_serve())
+		ask_for(&no_worker);
 }
 
 void
@@ -107,7 +110,8 @@ give_notices(void)
 	if (no_worker.level != 0)
 		ereport(NOTICE,
 				(errmsg("no worker delivers in this database"),
-				 errhint("Run CALL outbox.drain(), from cron for example.")));
+				 errhint("Preload the library by shared_preload_libraries, run SELECT outbox.start_worker(),"
+						 " or CALL outbox.drain(), from cron for example.")));
 }
 
 static void

@@ -7,6 +7,7 @@
 #include "catalog.h"
 #include "floor.h"
 #include "route.h"
+#include "worker.h"
 
 #include "access/parallel.h"
 #include "access/xact.h"
@@ -37,6 +38,7 @@ _PG_init(void)
 	catalog_register_callbacks();
 	route_register_callbacks();
 	floor_register_callbacks();
+	wake_register_callbacks();
 
 	/* Loaded by a session: everything works without shared memory, see clock.c. */
 	if (!process_shared_preload_libraries_in_progress)
@@ -46,6 +48,10 @@ _PG_init(void)
 	shmem_request_hook = shmem_request;
 	previous_shmem_startup = shmem_startup_hook;
 	shmem_startup_hook = shmem_startup;
+	utility_register_hook();
+	/* pg_upgrade's server must not deliver anything */
+	if (!IsBinaryUpgrade)
+		launcher_register();
 }
 
 static void
@@ -55,6 +61,7 @@ shmem_request(void)
 		previous_shmem_request();
 	clock_request_shmem();
 	floor_request_shmem();
+	workers_request_shmem();
 }
 
 static void
@@ -64,6 +71,7 @@ shmem_startup(void)
 		previous_shmem_startup();
 	clock_startup_shmem();
 	floor_startup_shmem();
+	workers_startup_shmem();
 }
 
 void

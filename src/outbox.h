@@ -48,9 +48,15 @@ extern int	outbox_backoff_base;
 extern int	outbox_backoff_max;
 extern double outbox_jitter;
 extern int	outbox_hook_timeout;
+extern int	outbox_max_coordinators;
+extern int	outbox_notify_interval;
+extern int	outbox_poll_interval;
 extern int	outbox_run_length;
+extern char *outbox_databases;
 extern int	outbox_dedupe_window;	/* seconds */
+extern bool outbox_enabled;
 extern char *outbox_traceparent;
+extern int	outbox_workers;
 extern char *outbox_causation;
 extern int	outbox_clock_offset;	/* tests only */
 extern void outbox_define_settings(void);

@@ -14,6 +14,7 @@
 #include "catalog.h"
 #include "notice.h"
 #include "statement.h"
+#include "worker.h"
 
 #include "access/htup_details.h"
 #include "catalog/namespace.h"
@@ -324,6 +325,7 @@ register_handler(Handler *wanted, const char *name, bool replace)
 		handler_mark(existing, false);
 
 	(void) subscription_unpark(subscription);
+	wake_at_commit(WORK_LOOK);
 	notice_no_worker();
 	return cstring_to_text(result);
 }

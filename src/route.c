@@ -68,20 +68,14 @@ route_register_callbacks(void)
 static void
 transaction_end(XactEvent event, void *arg)
 {
-	LOCKTAG		tag;
-
 	if (!locked_in_transaction)
 		return;
-	if (event == XACT_EVENT_PRE_PREPARE)
-	{
-		routing_locktag(&tag);
-		if (LockHeldByMe(&tag, ExclusiveLock))
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("cannot PREPARE a transaction that has routed messages of outbox"),
-					 errdetail("It holds the routing lock, which other claims need."),
-					 errhint("Claim in a transaction of its own, and settle in the one that is prepared.")));
-	}
+	if (event == XACT_EVENT_PRE_PREPARE && routing_is_held())
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot PREPARE a transaction that has routed messages of outbox"),
+				 errdetail("It holds the routing lock, which other claims need."),
+				 errhint("Claim in a transaction of its own, and settle in the one that is prepared.")));
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
 		locked_in_transaction = false;
 }
@@ -112,6 +106,18 @@ routing_unlock(void)
 
 	routing_locktag(&tag);
 	(void) LockRelease(&tag, ExclusiveLock, false);
+}
+
+/* by this transaction */
+bool
+routing_is_held(void)
+{
+	LOCKTAG		tag;
+
+	if (!locked_in_transaction)
+		return false;
+	routing_locktag(&tag);
+	return LockHeldByMe(&tag, ExclusiveLock);
 }
 
 void

@@ -15,6 +15,7 @@
 extern bool routing_lock(int wait_ms);
 /* give back what routing_lock() got, where nothing was written under it */
 extern void routing_unlock(void);
+extern bool routing_is_held(void);
 /* without limit, for subscribe() and the like */
 extern void routing_lock_wait(void);
 
@@ -57,6 +58,8 @@ extern void frontier_read(Frontier *frontier, Snapshot snapshot);
 extern void frontier_sign(Frontier *frontier);
 /* under the routing lock; the id is the predecessor's plus one */
 extern void frontier_append(const Frontier *predecessor, const Frontier *frontier);
+extern bool log_has_messages(void);
+extern bool frontier_is_copy(const Frontier *frontier);
 /* 55000 where the data is a copy that was not adopted */
 extern void frontier_check_identity(const Frontier *frontier);
 extern void frontier_check(void);

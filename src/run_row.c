@@ -10,6 +10,7 @@
 
 #include "floor.h"
 #include "rows.h"
+#include "worker.h"
 
 #include "access/tableam.h"
 #include "commands/sequence.h"
@@ -42,6 +43,9 @@ enum
 	RUN_LAST_ERROR,
 	RUN_COLUMNS
 };
+
+/* the end of a shorter lease must be told to the coordinator */
+#define SHORT_LEASE (11 * USECS_PER_SEC)
 
 struct RunStore
 {
@@ -258,13 +262,21 @@ keep_above_floor(RunStore *store, Run *run)
 	if (run->state == RUN_READY)
 	{
 		if (run->available_at != was)
+		{
 			run->available_at = Max(run->available_at, store->not_before);
+			wake_at_commit(WORK_LOOK);
+		}
 		run->indexed_at = run->available_at;
 	}
 	else if (run->state == RUN_LEASED)
 	{
 		if (run->locked_until != was)
+		{
 			run->locked_until = Max(run->locked_until, store->not_before);
+			/* a coordinator looks at least so often by itself */
+			if (run->locked_until < clock_now() + SHORT_LEASE)
+				wake_at_commit(WORK_LOOK);
+		}
 		run->indexed_at = run->locked_until;
 	}
 }

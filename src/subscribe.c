@@ -19,6 +19,7 @@
 #include "route.h"
 #include "run.h"
 #include "statement.h"
+#include "worker.h"
 
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -391,6 +392,7 @@ set_paused(FunctionCallInfo fcinfo, bool paused)
 	bind_int8(&change, subscription->id);
 	bind_bool(&change, paused);
 	(void) statement_run(&change);
+	wake_at_commit(WORK_LOOK);
 	PG_RETURN_BOOL(true);
 }
 

@@ -1,0 +1,143 @@
+/*
+ * delivery_worker.c
+ *		A delivery worker: calls the hooks of one role in one database.
+ *
+ * It is connected as that role, so a hook has that role's rights and nothing else, and
+ * everything a session can do works as usual.  It reaches our tables the way every client
+ * does.  What it does is drain(), again and again: claim in a transaction of its own, then
+ * hooks and settlements together (drain.c, group.c).
+ *
+ * At a clean stop (SIGTERM) an exit callback gives back what was claimed and not started,
+ * uncharged, and charges the message whose hook was stopped.  After a crash the leases
+ * end by themselves.
+ *
+ * Locks: as in drain.c; none while it waits.
+ */
+#include "worker.h"
+
+#include "deliver.h"
+
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+/* Nothing to push for so long: it leaves, the coordinator starts another when needed. */
+#define IDLE_MAX		(30 * USECS_PER_SEC)
+#define PAUSE_FIRST		(1 * USECS_PER_SEC)
+#define PAUSE_MAX		(60 * USECS_PER_SEC)
+
+static WorkerSlot *slot = NULL;
+
+static void give_back(int code, Datum argument);
+static int64 turn(MemoryContext context);
+static bool stop_asked(void);
+
+void
+outbox_delivery_main(Datum argument)
+{
+	sigjmp_buf	local_sigjmp_buf;
+	MemoryContext context;
+	TimestampTz busy_at;
+	volatile int64 pause = PAUSE_FIRST;
+
+	slot = worker_attach(argument, WORKER_DELIVERY);
+	if (worker_should_leave(slot))
+		proc_exit(0);
+	session_process_start("outbox delivery", slot->database, slot->role);
+	/* registered last, so it runs while transactions are still possible */
+	before_shmem_exit(give_back, (Datum) 0);
+	context = AllocSetContextCreate(TopMemoryContext, "outbox delivery", ALLOCSET_DEFAULT_SIZES);
+	PortalContext = context;	/* SPI keeps there what outlives a commit */
+	busy_at = GetCurrentTimestamp();
+
+	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
+	{
+		session_recover();
+		give_back(0, (Datum) 0);
+		MemoryContextSwitchTo(context);
+		MemoryContextReset(context);
+		PG_exception_stack = &local_sigjmp_buf;
+		(void) session_wait(pause);
+		pause = Min(pause * 2, PAUSE_MAX);
+	}
+	PG_exception_stack = &local_sigjmp_buf;
+
+	for (;;)
+	{
+		int64		handled;
+
+		if (worker_should_leave(slot))
+			proc_exit(0);
+		handled = turn(context);
+		pause = PAUSE_FIRST;
+		if (handled > 0)
+		{
+			busy_at = GetCurrentTimestamp();
+			pg_atomic_fetch_add_u64(&slot->handled, handled);
+		}
+		else if (GetCurrentTimestamp() - busy_at > IDLE_MAX)
+			proc_exit(0);
+		pg_atomic_write_u32(&slot->busy, 0);
+		(void) session_wait(Min(IDLE_MAX, 10 * MSECS(outbox_poll_interval)));
+		pg_atomic_write_u32(&slot->busy, 1);
+	}
+}
+
+/* Deliver until nothing is ready; returns messages claimed. */
+static int64
+turn(MemoryContext context)
+{
+	int64		claimed = 0;
+
+	session_transaction_begin("delivering messages");
+	MemoryContextSwitchTo(context);
+	if (session_extension_lock())
+	{
+		SPI_connect_ext(SPI_OPT_NONATOMIC);
+		claimed = drain_for_worker(stop_asked);
+		SPI_finish();
+	}
+	session_transaction_commit();
+	MemoryContextSwitchTo(context);
+	MemoryContextReset(context);
+	return claimed;
+}
+
+static bool
+stop_asked(void)
+{
+	return worker_should_leave(slot);
+}
+
+/*
+ * The transaction that was interrupted is undone first; what this one cannot do, the end
+ * of the lease will.
+ */
+static void
+give_back(int code, Datum argument)
+{
+	MemoryContext caller = CurrentMemoryContext;
+
+	worker_hook_until(0);
+	if (!drain_has_batch())
+		return;
+	PG_TRY();
+	{
+		HOLD_INTERRUPTS();
+		AbortOutOfAnyTransaction();
+		StartTransactionCommand();
+		drain_give_back();
+		CommitTransactionCommand();
+		RESUME_INTERRUPTS();
+	}
+	PG_CATCH();
+	{
+		RESUME_INTERRUPTS();
+		MemoryContextSwitchTo(caller);
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+	}
+	PG_END_TRY();
+}

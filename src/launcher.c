@@ -1,0 +1,360 @@
+/*
+ * launcher.c
+ *		The launcher: one static process, connected to no database, that keeps the wanted
+ *		set of coordinators running.
+ *
+ * A database is wanted when it has the extension.  It is found in three ways: CREATE
+ * EXTENSION announces it at its commit; the commit callback of an enqueue does; and after
+ * a start, a short-lived probe connects once to each database that takes connections.
+ *
+ * At most outbox.max_coordinators run at once, for any number of databases.  A
+ * coordinator with nothing to do makes room when another database waits: it leaves the
+ * time of its next deadline in shared memory, and that or a commit brings it back.
+ *
+ * A coordinator that failed is started again after 1 s, then 2 s, … up to a minute.  So
+ * are processes for which there was no free slot (max_worker_processes).
+ *
+ * Exits of our processes and what they mean:
+ *
+ *	 launcher     never by itself; the postmaster restarts it after 5 s
+ *	 coordinator  0: asked to leave, switched off, or the extension is gone
+ *				  1: error or pg_terminate_backend(): started again with back-off
+ *	 delivery     0: nothing to do for a while, asked to leave, or switched off
+ *				  1: as above, started again by the coordinator with back-off
+ *	 probe        0 always, but for a failure to connect
+ *
+ * Locks: the LWLock of worker_state.c, never while waiting.
+ */
+#include "worker.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "nodes/pg_list.h"
+#include "storage/ipc.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+/* A suspended database, a dead suspender: looked at so often even if nobody wakes us. */
+#define LAUNCHER_POLL	(60 * USECS_PER_SEC)
+#define NO_SLOT_PAUSE	(5 * USECS_PER_SEC)
+/* Back-off after our own errors. */
+#define PAUSE_FIRST		(1 * USECS_PER_SEC)
+#define PAUSE_MAX		(60 * USECS_PER_SEC)
+
+static List *to_probe = NIL;	/* OIDs, in LauncherContext */
+static MemoryContext LauncherContext;
+static bool told_no_slot = false;
+
+static void launcher_gone(int code, Datum argument);
+static void list_databases(void);
+static TimestampTz launcher_turn(void);
+static TimestampTz probe_next(TimestampTz now);
+static bool start_process(WorkerKind kind, Oid database);
+static void release_dead_suspenders(void);
+static void ask_one_to_leave(void);
+static char *database_name_of(Oid database);
+
+void
+launcher_register(void)
+{
+	BackgroundWorker worker = {0};
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = 5;
+	strlcpy(worker.bgw_library_name, "outbox", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "outbox_launcher_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_name, "outbox launcher", BGW_MAXLEN);
+	strlcpy(worker.bgw_type, "outbox launcher", BGW_MAXLEN);
+	RegisterBackgroundWorker(&worker);
+}
+
+static void
+launcher_gone(int code, Datum argument)
+{
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	worker_state->launcher = -1;
+	worker_state->launcher_pid = 0;
+	LWLockRelease(worker_state->lock);
+}
+
+void
+outbox_launcher_main(Datum argument)
+{
+	sigjmp_buf	local_sigjmp_buf;
+	volatile int64 pause = PAUSE_FIRST;
+
+	on_shmem_exit(launcher_gone, (Datum) 0);
+	session_process_start("outbox launcher", InvalidOid, InvalidOid);
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	worker_state->launcher = OUTBOX_MY_PROC_NUMBER;
+	worker_state->launcher_pid = MyProcPid;
+	LWLockRelease(worker_state->lock);
+	LauncherContext = AllocSetContextCreate(TopMemoryContext, "outbox launcher", ALLOCSET_DEFAULT_SIZES);
+
+	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
+	{
+		session_recover();
+		MemoryContextSwitchTo(LauncherContext);
+		pause = Min(pause * 2, PAUSE_MAX);
+		PG_exception_stack = &local_sigjmp_buf;
+		(void) session_wait(pause);
+	}
+	PG_exception_stack = &local_sigjmp_buf;
+
+	list_databases();
+	for (;;)
+	{
+		TimestampTz next = launcher_turn();
+
+		pause = PAUSE_FIRST;
+		(void) session_wait(next - GetCurrentTimestamp());
+	}
+}
+
+/* Those that take connections and are no templates: each is probed once. */
+static void
+list_databases(void)
+{
+	Relation	rel;
+	TableScanDesc scan;
+	HeapTuple	tuple;
+
+	list_free(to_probe);
+	to_probe = NIL;
+	session_transaction_begin("listing databases");
+	PushActiveSnapshot(GetTransactionSnapshot());
+	rel = table_open(DatabaseRelationId, AccessShareLock);
+	scan = table_beginscan(rel, GetActiveSnapshot(), 0, NULL);
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
+		MemoryContext caller;
+
+		if (!database->datallowconn || database->datistemplate)
+			continue;
+		caller = MemoryContextSwitchTo(LauncherContext);
+		to_probe = lappend_oid(to_probe, database->oid);
+		MemoryContextSwitchTo(caller);
+	}
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+	PopActiveSnapshot();
+	session_transaction_commit();
+	MemoryContextSwitchTo(LauncherContext);
+}
+
+/* Start what is wanted and missing; returns when to look again. */
+static TimestampTz
+launcher_turn(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next = now + LAUNCHER_POLL;
+	bool		others_wait = false;
+
+	if (!outbox_enabled)
+		return next;
+	release_dead_suspenders();
+	next = Min(next, probe_next(now));
+
+	for (int i = 0; i < DATABASES_MAX && OidIsValid(worker_state->databases[i].database); i++)
+	{
+		DatabaseSlot *slot = &worker_state->databases[i];
+		TimestampTz due;
+		bool		wanted;
+
+		LWLockAcquire(worker_state->lock, LW_SHARED);
+		wanted = slot->wanted && slot->suspended_by == 0;
+		due = (pg_atomic_read_u32(&slot->work) != 0) ? DT_NOBEGIN : slot->deadline;
+		due = Max(due, slot->not_before);
+		LWLockRelease(worker_state->lock);
+
+		if (!wanted || workers_of(WORKER_COORDINATOR, slot->database, InvalidOid) > 0)
+			continue;
+		if (due > now)
+			next = Min(next, due);
+		else if (workers_of(WORKER_COORDINATOR, InvalidOid, InvalidOid) >= outbox_max_coordinators)
+			others_wait = true;
+		else
+		{
+			char	   *name = database_name_of(slot->database);
+
+			if (name == NULL)
+			{
+				LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+				slot->wanted = false;
+				LWLockRelease(worker_state->lock);
+			}
+			else if (database_is_served(name) && !start_process(WORKER_COORDINATOR, slot->database))
+				next = Min(next, now + NO_SLOT_PAUSE);
+			if (name != NULL)
+				pfree(name);
+		}
+	}
+	if (others_wait)
+	{
+		ask_one_to_leave();
+		next = Min(next, now + USECS_PER_SEC);
+	}
+	return next;
+}
+
+/* One at a time: a thousand databases shall not take all slots. */
+static TimestampTz
+probe_next(TimestampTz now)
+{
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	if (OidIsValid(worker_state->probe_request))
+	{
+		Oid			requested = worker_state->probe_request;
+
+		worker_state->probe_request = InvalidOid;
+		LWLockRelease(worker_state->lock);
+		to_probe = lappend_oid(to_probe, requested);
+	}
+	else
+		LWLockRelease(worker_state->lock);
+
+	if (to_probe == NIL)
+		return DT_NOEND;
+	if (workers_of(WORKER_PROBE, InvalidOid, InvalidOid) == 0)
+	{
+		DatabaseSlot *slot = database_slot(linitial_oid(to_probe), false);
+
+		if (slot == NULL || !slot->wanted)
+		{
+			if (!start_process(WORKER_PROBE, linitial_oid(to_probe)))
+				return now + NO_SLOT_PAUSE;
+		}
+		to_probe = list_delete_first(to_probe);
+	}
+	/* its exit wakes us; this is for one that never started */
+	return now + USECS_PER_SEC;
+}
+
+static bool
+start_process(WorkerKind kind, Oid database)
+{
+	WorkerSlot *slot = worker_reserve(kind, database, InvalidOid);
+
+	if (slot != NULL && worker_start(slot))
+	{
+		told_no_slot = false;
+		return true;
+	}
+	if (!told_no_slot)
+		ereport(WARNING,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("outbox could not start a %s: no free slot for background workers",
+						worker_kind_name(kind)),
+				 errhint("Raise max_worker_processes. It is tried again.")));
+	told_no_slot = true;
+	return false;
+}
+
+/* Who suspended a database and died did not resume it. */
+static void
+release_dead_suspenders(void)
+{
+	for (int i = 0; i < DATABASES_MAX && OidIsValid(worker_state->databases[i].database); i++)
+	{
+		DatabaseSlot *slot = &worker_state->databases[i];
+		pid_t		suspender = slot->suspended_by;
+
+		if (suspender == 0 || BackendPidGetProc(suspender) != NULL)
+			continue;
+		LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+		if (slot->suspended_by == suspender)
+			slot->suspended_by = 0;
+		LWLockRelease(worker_state->lock);
+	}
+}
+
+/* The coordinator that has been idle longest. */
+static void
+ask_one_to_leave(void)
+{
+	WorkerSlot *longest = NULL;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < WORKERS_MAX; i++)
+	{
+		WorkerSlot *slot = &worker_state->workers[i];
+
+		if (!slot->used || slot->pid == 0 || slot->kind != WORKER_COORDINATOR)
+			continue;
+		if (longest == NULL ||
+			pg_atomic_read_u64(&slot->idle_since) < pg_atomic_read_u64(&longest->idle_since))
+			longest = slot;
+	}
+	if (longest != NULL)
+		longest->leave = true;
+	LWLockRelease(worker_state->lock);
+	if (longest != NULL)
+		wake_process(longest->process);
+}
+
+/* NULL: there is no such database any more */
+static char *
+database_name_of(Oid database)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	char	   *name;
+
+	session_transaction_begin("looking up a database");
+	name = get_database_name(database);
+	if (name != NULL)
+		name = MemoryContextStrdup(caller, name);
+	session_transaction_commit();
+	MemoryContextSwitchTo(caller);
+	return name;
+}
+
+bool
+database_is_served(const char *name)
+{
+	char	   *copy;
+	List	   *names = NIL;
+	ListCell   *cell;
+	bool		served = false;
+
+	if (strcmp(outbox_databases, "*") == 0)
+		return true;
+	copy = pstrdup(outbox_databases);
+	if (SplitIdentifierString(copy, ',', &names))
+	{
+		foreach(cell, names)
+			served |= (strcmp(lfirst(cell), name) == 0);
+	}
+	list_free(names);
+	pfree(copy);
+	return served;
+}
+
+/* Connects to a database, looks for the extension, and is gone. */
+void
+outbox_probe_main(Datum argument)
+{
+	WorkerSlot *slot = worker_attach(argument, WORKER_PROBE);
+	bool		found;
+
+	if (worker_should_leave(slot))
+		proc_exit(0);
+	session_process_start("outbox probe", slot->database, InvalidOid);
+	session_transaction_begin("looking for the extension");
+	found = OidIsValid(get_extension_oid("outbox", true));
+	session_transaction_commit();
+	if (found)
+		wake_database(slot->database, WORK_LOOK);
+	proc_exit(0);
+}

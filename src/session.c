@@ -1,0 +1,161 @@
+/*
+ * session.c
+ *		The frame of a process of outbox: its start, its transactions, its waiting, and
+ *		what it does after an error.
+ *
+ * A transaction is open only while there is something to do in it, never while waiting;
+ * and at the start of each one the extension is locked, so that DROP EXTENSION waits for
+ * the turn and not for ever.
+ */
+#include "worker.h"
+
+#include "catalog.h"
+
+#include "access/xact.h"
+#include "catalog/pg_extension.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "libpq/pqsignal.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+#include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/ps_status.h"
+#include "utils/snapmgr.h"
+#include "utils/timeout.h"
+#include "utils/wait_event.h"
+
+static void force_settings(bool user_code);
+
+/*
+ * What a database or a role has set must not stop a process that nobody watches.
+ */
+static void
+force_settings(bool user_code)
+{
+	/* the queue reads and writes, whatever the default is */
+	SetConfigOption("default_transaction_read_only", "false", PGC_SUSET, PGC_S_OVERRIDE);
+	/* a retry of 40001 is of no use here: nothing is decided by an old snapshot */
+	SetConfigOption("default_transaction_isolation", "read committed", PGC_SUSET, PGC_S_OVERRIDE);
+	/* these end statements of clients, not turns of ours; hooks have their own timer */
+	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("idle_in_transaction_session_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("lock_timeout", user_code ? "0" : "10s", PGC_SUSET, PGC_S_OVERRIDE);
+#if PG_VERSION_NUM >= 170000
+	SetConfigOption("transaction_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+#endif
+	if (user_code)
+		return;
+	/* routing and expiry can be done again after a crash: no need to wait for the disk */
+	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/* Handlers first, then unblock, then connect. */
+void
+session_process_start(const char *what, Oid database, Oid role)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+
+	if (OidIsValid(database))
+		BackgroundWorkerInitializeConnectionByOid(database, role, 0);
+	else
+		BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	force_settings(OidIsValid(role));
+	SetConfigOption("application_name", what, PGC_USERSET, PGC_S_SESSION);
+	pgstat_report_appname(what);
+	pgstat_report_activity(STATE_IDLE, NULL);
+}
+
+void
+session_transaction_begin(const char *activity)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	pgstat_report_activity(STATE_RUNNING, activity);
+}
+
+void
+session_transaction_commit(void)
+{
+	CommitTransactionCommand();
+	pgstat_report_stat(true);
+	pgstat_report_activity(STATE_IDLE, NULL);
+}
+
+/*
+ * In the order of autovacuum's launcher: hold interrupts, report, abort, clean, resume.
+ * Memory is the caller's.
+ */
+void
+session_recover(void)
+{
+	error_context_stack = NULL;
+	HOLD_INTERRUPTS();
+	disable_all_timeouts(false);
+	QueryCancelPending = false;
+	EmitErrorReport();
+	AbortOutOfAnyTransaction();
+	LWLockReleaseAll();
+	FlushErrorState();
+	pgstat_report_activity(STATE_IDLE, NULL);
+	RESUME_INTERRUPTS();
+}
+
+/*
+ * False: the extension is absent, or is being dropped or altered right now.  The lock is
+ * the transaction's.
+ */
+bool
+session_extension_lock(void)
+{
+	LOCKTAG		tag;
+	Oid			extension = get_extension_oid("outbox", true);
+
+	if (!OidIsValid(extension))
+		return false;
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
+	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	return get_extension_oid("outbox", true) == extension;
+}
+
+bool
+session_wait(int64 usecs)
+{
+	long		ms = (long) Max(1, Min(usecs / 1000, 3600 * 1000));
+	int			events;
+
+	events = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, PG_WAIT_EXTENSION);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+	return (events & WL_LATCH_SET) != 0;
+}
+
+/* Asked to leave, switched off, or the database shall be left alone. */
+bool
+worker_should_leave(const WorkerSlot *slot)
+{
+	DatabaseSlot *database = database_slot(slot->database, false);
+	bool		leave;
+
+	LWLockAcquire(worker_state->lock, LW_SHARED);
+	leave = slot->leave || database == NULL || database->suspended_by != 0;
+	LWLockRelease(worker_state->lock);
+	return leave || !outbox_enabled;
+}

@@ -1,0 +1,211 @@
+/*
+ * standalone.c
+ *		A worker without preloading: outbox.start_worker().
+ *
+ * One process for a database and a role, connected as that role.  It does what the
+ * coordinator does (route, take back what expired) and what a delivery worker does (call
+ * the role's hooks), one after the other.  Nobody wakes it: it looks every poll_interval.
+ *
+ * There is no shared memory and no hook on DROP DATABASE then.  So it looks whether
+ * somebody holds the lock that a command on the whole database takes, and leaves; it
+ * leaves too when the extension is gone, and when another such worker runs.  Nobody starts
+ * it again: that is what preloading is for.
+ *
+ * Locks: a session lock that makes it the only one of its role; as in coordinator.c and
+ * drain.c otherwise.
+ */
+#include "worker.h"
+
+#include "catalog.h"
+#include "claim.h"
+#include "deliver.h"
+#include "enqueue.h"
+#include "route.h"
+
+#include "catalog/pg_database.h"
+#include "commands/extension.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(outbox_start_worker);
+
+/* A command on the database gives up after 5 s. */
+#define LOOK_EVERY		(2 * USECS_PER_SEC)
+#define PAUSE_FIRST		(1 * USECS_PER_SEC)
+#define PAUSE_MAX		(60 * USECS_PER_SEC)
+
+typedef struct StandaloneArguments
+{
+	Oid			database;
+	Oid			role;
+} StandaloneArguments;
+
+static pid_t start_standalone(void);
+static void turn(MemoryContext context);
+static bool is_only_one(void);
+static bool database_is_wanted_alone_now(void);
+static bool database_is_wanted_alone(void);
+
+/*
+ * outbox.start_worker() → pid of the worker that was started, null where workers run
+ * already because the library is preloaded
+ */
+Datum
+outbox_start_worker(PG_FUNCTION_ARGS)
+{
+	session_begin("outbox.start_worker()");
+	(void) outbox_extension();
+	if (worker_state != NULL)
+	{
+		wake_at_commit(WORK_LOOK);
+		PG_RETURN_NULL();
+	}
+	PG_RETURN_INT32((int32) start_standalone());
+}
+
+static pid_t
+start_standalone(void)
+{
+	BackgroundWorker worker = {0};
+	BackgroundWorkerHandle *handle;
+	StandaloneArguments arguments = {MyDatabaseId, GetUserId()};
+	pid_t		pid;
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_notify_pid = MyProcPid;
+	memcpy(worker.bgw_extra, &arguments, sizeof(arguments));
+	strlcpy(worker.bgw_library_name, "outbox", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "outbox_standalone_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_type, "outbox worker", BGW_MAXLEN);
+	snprintf(worker.bgw_name, BGW_MAXLEN, "outbox worker for database %u", MyDatabaseId);
+	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("could not start a worker"),
+				 errdetail("There is no free slot for background workers."),
+				 errhint("Raise max_worker_processes.")));
+	if (WaitForBackgroundWorkerStartup(handle, &pid) != BGWH_STARTED)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+				 errmsg("the worker did not stay"),
+				 errdetail("One may run already, or its role cannot connect."),
+				 errhint("The server log has the reason.")));
+	return pid;
+}
+
+void
+outbox_standalone_main(Datum argument)
+{
+	sigjmp_buf	local_sigjmp_buf;
+	StandaloneArguments arguments;
+	MemoryContext context;
+	volatile int64 pause = PAUSE_FIRST;
+
+	memcpy(&arguments, MyBgworkerEntry->bgw_extra, sizeof(arguments));
+	session_process_start("outbox worker", arguments.database, arguments.role);
+	context = AllocSetContextCreate(TopMemoryContext, "outbox worker", ALLOCSET_DEFAULT_SIZES);
+	PortalContext = context;
+	if (!is_only_one())
+		proc_exit(0);
+
+	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
+	{
+		session_recover();
+		MemoryContextSwitchTo(context);
+		MemoryContextReset(context);
+		PG_exception_stack = &local_sigjmp_buf;
+		(void) session_wait(pause);
+		pause = Min(pause * 2, PAUSE_MAX);
+	}
+	PG_exception_stack = &local_sigjmp_buf;
+
+	for (;;)
+	{
+		if (database_is_wanted_alone() || !outbox_enabled)
+			proc_exit(0);
+		turn(context);
+		pause = PAUSE_FIRST;
+		(void) session_wait(Min(MSECS(outbox_poll_interval), LOOK_EVERY));
+	}
+}
+
+static void
+turn(MemoryContext context)
+{
+	List	   *subscriptions;
+	ListCell   *cell;
+
+	session_transaction_begin("routing messages");
+	if (!session_extension_lock())
+	{
+		if (!OidIsValid(get_extension_oid("outbox", true)))
+			proc_exit(0);
+		session_transaction_commit();
+		return;
+	}
+	if (routing_lock(0))
+		(void) route(0);
+	subscriptions = subscription_list(snapshot_push());
+	snapshot_pop();
+	foreach(cell, subscriptions)
+		(void) claim_expire(lfirst(cell), 0);
+	(void) dedupe_delete_expired(100);
+	session_transaction_commit();
+
+	session_transaction_begin("delivering messages");
+	MemoryContextSwitchTo(context);
+	if (session_extension_lock())
+	{
+		SPI_connect_ext(SPI_OPT_NONATOMIC);
+		(void) drain_for_worker(database_is_wanted_alone_now);
+		SPI_finish();
+	}
+	session_transaction_commit();
+	MemoryContextSwitchTo(context);
+	MemoryContextReset(context);
+}
+
+/* The lock is the session's. */
+static bool
+is_only_one(void)
+{
+	LOCKTAG		tag;
+	bool		alone;
+
+	session_transaction_begin("looking for another worker");
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, outbox_oid(OB_HANDLER), GetUserId(), 0);
+	alone = (LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL);
+	session_transaction_commit();
+	return alone;
+}
+
+/* In a transaction: a connection takes this lock; who wants the database alone holds one against it. */
+static bool
+database_is_wanted_alone_now(void)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
+	if (LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return true;
+	LockRelease(&tag, RowExclusiveLock, false);
+	return false;
+}
+
+static bool
+database_is_wanted_alone(void)
+{
+	bool		wanted;
+
+	session_transaction_begin("looking whether the database is wanted");
+	wanted = database_is_wanted_alone_now();
+	session_transaction_commit();
+	return wanted;
+}

@@ -1,0 +1,138 @@
+/*
+ * wake.c
+ *		Who is told what, and when.
+ *
+ * A transaction that made something to do says so in backend memory; its commit callback,
+ * when the end is visible to others, sets an atomic flag of the database and the latch of
+ * its coordinator, or of the launcher where there is none.  It costs producers no lock:
+ * the number of the process is read without one, and waking a stranger does no harm.
+ *
+ * A wake-up may be lost (a prepared transaction, a crash): polling covers that.
+ */
+#include "worker.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+static uint32 work_at_commit = 0;
+static DatabaseSlot *own_slot = NULL;
+
+static DatabaseSlot *my_database(void);
+static void transaction_end(XactEvent event, void *arg);
+
+void
+wake_register_callbacks(void)
+{
+	RegisterXactCallback(transaction_end, NULL);
+}
+
+/* Slots stay with their database, so it is looked up once. */
+static DatabaseSlot *
+my_database(void)
+{
+	if (own_slot == NULL)
+		own_slot = database_slot(MyDatabaseId, true);
+	return own_slot;
+}
+
+void
+wake_at_commit(uint32 why)
+{
+	work_at_commit |= why;
+}
+
+static void
+transaction_end(XactEvent event, void *arg)
+{
+	if (work_at_commit == 0)
+		return;
+	/* what the coordinator itself has filed it knows */
+	if (event == XACT_EVENT_COMMIT && !worker_is(WORKER_COORDINATOR))
+		wake_database(MyDatabaseId, work_at_commit);
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+		work_at_commit = 0;
+}
+
+/*
+ * Something was committed: whoever routes shall know.  A database that nobody knew of is
+ * announced by this.
+ */
+void
+wake_database(Oid database, uint32 why)
+{
+	DatabaseSlot *slot = (database == MyDatabaseId) ? my_database() : database_slot(database, true);
+	bool		was_set;
+	uint32		process;
+
+	if (slot == NULL)
+		return;
+	if (!slot->wanted)
+	{
+		LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+		slot->wanted = true;
+		LWLockRelease(worker_state->lock);
+	}
+	was_set = (pg_atomic_fetch_or_u32(&slot->work, why) != 0);
+	process = pg_atomic_read_u32(&slot->coordinator);
+	if (process == PG_UINT32_MAX)
+		wake_launcher();
+	else if (!was_set)
+		wake_process((int) process);
+}
+
+void
+request_probe(Oid database)
+{
+	if (worker_state == NULL)
+		return;
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	worker_state->probe_request = database;
+	LWLockRelease(worker_state->lock);
+	wake_launcher();
+}
+
+/* Preloaded and switched on: a delivery worker comes when there is something to push. */
+bool
+workers_serve(void)
+{
+	return worker_state != NULL && worker_state->launcher_pid != 0 && outbox_enabled && outbox_workers > 0;
+}
+
+bool
+coordinator_runs(void)
+{
+	DatabaseSlot *slot = my_database();
+
+	return slot != NULL && pg_atomic_read_u32(&slot->coordinator) != PG_UINT32_MAX;
+}
+
+bool
+wake_and_wait_for_pass(int wait_ms)
+{
+	DatabaseSlot *slot = my_database();
+	TimestampTz give_up = GetCurrentTimestamp() + MSECS(wait_ms);
+	uint32		process;
+	uint64		begun;
+	bool		done;
+
+	if (slot == NULL || (process = pg_atomic_read_u32(&slot->coordinator)) == PG_UINT32_MAX)
+		return false;
+
+	begun = pg_atomic_read_u64(&slot->passes_begun);
+	(void) pg_atomic_fetch_or_u32(&slot->work, WORK_LOOK);
+	wake_process((int) process);
+
+	ConditionVariablePrepareToSleep(&slot->pass_ended);
+	while (!(done = (pg_atomic_read_u64(&slot->passes_ended) > begun)) &&
+		   pg_atomic_read_u32(&slot->coordinator) != PG_UINT32_MAX)
+	{
+		long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
+
+		if (left <= 0 || ConditionVariableTimedSleep(&slot->pass_ended, left, PG_WAIT_EXTENSION))
+			break;
+	}
+	ConditionVariableCancelSleep();
+	return done;
+}

@@ -1,0 +1,148 @@
+/*
+ * worker.h
+ *		What the processes of outbox share: launcher, coordinators, delivery workers.
+ *
+ * launcher.c		 one process; keeps the wanted set of coordinators running
+ * coordinator.c	 one for a database that has something to do: routes, expires, wakes
+ * delivery_worker.c calls hooks, connected as the role that registered them
+ * worker_state.c	 the shared memory below
+ * standalone.c		 all of it in one process, without preloading
+ * session.c		 the frame of each process: settings, transactions, recovery
+ * wake.c			 who is told what, and when; databases announced
+ * utility.c		 DROP DATABASE and the like, while workers run
+ */
+#ifndef OUTBOX_WORKER_H
+#define OUTBOX_WORKER_H
+
+#include "outbox.h"
+
+#include "port/atomics.h"
+#include "postmaster/bgworker.h"
+#include "storage/condition_variable.h"
+#include "storage/lwlock.h"
+
+#define DATABASES_MAX	256		/* that have the extension, in one cluster */
+#define WORKERS_MAX		128
+
+typedef enum WorkerKind
+{
+	WORKER_PROBE,
+	WORKER_COORDINATOR,
+	WORKER_DELIVERY
+} WorkerKind;
+
+/*
+ * A database that has, or may have, the extension.  All fields are protected by the lock,
+ * but for the atomics.  Slots are never given to another database while the server runs,
+ * so a backend may keep the number of its own.
+ */
+typedef struct DatabaseSlot
+{
+	Oid			database;		/* InvalidOid: free from here on */
+	bool		wanted;			/* the extension is there, as far as we know */
+	pid_t		suspended_by;	/* this backend wants nobody to be connected; 0: nobody does */
+	int			failures;		/* of coordinators, in a row */
+	TimestampTz not_before;		/* back-off */
+	TimestampTz deadline;		/* nothing to do before, as the last coordinator left it */
+	/* number of the coordinator's process, -1: none.  Read without the lock to wake it */
+	pg_atomic_uint32 coordinator;
+	/* something was committed since the last pass began: WORK_LOOK, WORK_ENQUEUED */
+	pg_atomic_uint32 work;
+	/* a pass that began after a request has ended: what was committed before it is filed */
+	pg_atomic_uint64 passes_begun;
+	pg_atomic_uint64 passes_ended;
+	ConditionVariable pass_ended;
+} DatabaseSlot;
+
+/* A process of ours.  Protected by the lock, but for the atomics, which it writes itself. */
+typedef struct WorkerSlot
+{
+	bool		used;
+	WorkerKind	kind;
+	Oid			database;
+	Oid			role;			/* delivery workers */
+	pid_t		pid;			/* 0: registered, not yet there */
+	int			process;		/* its number, to set its latch */
+	TimestampTz registered_at;
+	TimestampTz started_at;
+	bool		leave;			/* asked to, by the launcher */
+	pg_atomic_uint32 busy;		/* not waiting for something to do */
+	pg_atomic_uint64 idle_since;
+	pg_atomic_uint64 handled;	/* messages */
+	/* a hook that is not back by then has caught its cancels: the process is ended */
+	pg_atomic_uint64 hook_until;
+} WorkerSlot;
+
+typedef struct WorkerState
+{
+	LWLock	   *lock;
+	int			launcher;		/* its number, -1: none; read without the lock to wake it */
+	pid_t		launcher_pid;
+	Oid			probe_request;	/* a new database that may have the extension */
+	DatabaseSlot databases[DATABASES_MAX];
+	WorkerSlot	workers[WORKERS_MAX];
+} WorkerState;
+
+/* NULL without preloading */
+extern WorkerState *worker_state;
+
+/* worker_state.c */
+extern void workers_request_shmem(void);
+extern void workers_startup_shmem(void);
+/* the slot of a database; made if there is none and "make"; NULL: none, or no room */
+extern DatabaseSlot *database_slot(Oid database, bool make);
+extern WorkerSlot *worker_reserve(WorkerKind kind, Oid database, Oid role);
+extern bool worker_start(WorkerSlot *slot);
+/* in the process itself: takes its slot, and gives it back at its end */
+extern WorkerSlot *worker_attach(Datum argument, WorkerKind kind);
+extern void worker_hook_until(TimestampTz until);
+/* is this process one of ours, of that kind? */
+extern bool worker_is(WorkerKind kind);
+/* wake a process by its number; whoever has it by now does not mind */
+extern void wake_process(int process);
+extern void wake_launcher(void);
+extern int	workers_of(WorkerKind kind, Oid database, Oid role);
+extern const char *worker_kind_name(WorkerKind kind);
+
+/* session.c */
+extern void session_process_start(const char *what, Oid database, Oid role);
+extern void session_transaction_begin(const char *activity);
+extern void session_transaction_commit(void);
+/* after an error was caught: reports it and cleans up; the caller waits before it goes on */
+extern void session_recover(void);
+extern bool session_extension_lock(void);
+/* true: something woke us; false: the time has passed */
+extern bool session_wait(int64 usecs);
+extern bool worker_should_leave(const WorkerSlot *slot);
+
+/* wake.c */
+extern void wake_register_callbacks(void);
+/* why: bits of DatabaseSlot.work */
+#define WORK_LOOK		1		/* something is ready, due or leased that was not */
+#define WORK_ENQUEUED	2		/* messages were enqueued here, not restored */
+/* this transaction has made something that a coordinator should look at */
+extern void wake_at_commit(uint32 why);
+extern void wake_database(Oid database, uint32 why);
+/* whether there are delivery workers for hooks that are registered */
+extern bool workers_serve(void);
+/* whether a coordinator runs in this database */
+extern bool coordinator_runs(void);
+/* a database that may have the extension: the launcher will look */
+extern void request_probe(Oid database);
+/* a coordinator runs: have it route, and wait a moment until it has; false: none, or too slow */
+extern bool wake_and_wait_for_pass(int wait_ms);
+
+/* utility.c */
+extern void utility_register_hook(void);
+extern void workers_resume(Oid database);
+
+/* launcher.c, coordinator.c, delivery_worker.c */
+extern void launcher_register(void);
+extern PGDLLEXPORT void outbox_launcher_main(Datum argument);
+extern PGDLLEXPORT void outbox_probe_main(Datum argument);
+extern PGDLLEXPORT void outbox_coordinator_main(Datum argument);
+extern PGDLLEXPORT void outbox_delivery_main(Datum argument);
+extern PGDLLEXPORT void outbox_standalone_main(Datum argument);
+extern bool database_is_served(const char *name);
+
+#endif							/* OUTBOX_WORKER_H */

@@ -1,0 +1,286 @@
+/*
+ * worker_state.c
+ *		Shared memory of the processes of outbox: which databases want one, which
+ *		processes there are.
+ *
+ * A slot of a process is reserved by whoever registers it, taken by the process when it
+ * starts and given back in its exit callback.  A reservation that no process took within
+ * RESERVED_FOR has failed (no free slot, fork failed) and is free again.
+ *
+ * Locks: one LWLock, held for a few instructions.  Nothing waits or allocates under it.
+ */
+#include "worker.h"
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+#include "utils/timestamp.h"
+
+#define RESERVED_FOR	(10 * USECS_PER_SEC)
+
+WorkerState *worker_state = NULL;
+
+static WorkerSlot *my_slot = NULL;
+
+static void give_back(int code, Datum argument);
+static bool is_free(const WorkerSlot *slot, TimestampTz now);
+
+void
+workers_request_shmem(void)
+{
+	RequestAddinShmemSpace(MAXALIGN(sizeof(WorkerState)));
+	RequestNamedLWLockTranche("outbox workers", 1);
+}
+
+void
+workers_startup_shmem(void)
+{
+	bool		found;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	worker_state = ShmemInitStruct("outbox workers", sizeof(WorkerState), &found);
+	if (!found)
+	{
+		memset(worker_state, 0, sizeof(WorkerState));
+		worker_state->lock = &GetNamedLWLockTranche("outbox workers")->lock;
+		worker_state->launcher = -1;
+		for (int i = 0; i < DATABASES_MAX; i++)
+		{
+			DatabaseSlot *slot = &worker_state->databases[i];
+
+			pg_atomic_init_u32(&slot->coordinator, PG_UINT32_MAX);
+			pg_atomic_init_u32(&slot->work, 0);
+			pg_atomic_init_u64(&slot->passes_begun, 0);
+			pg_atomic_init_u64(&slot->passes_ended, 0);
+			ConditionVariableInit(&slot->pass_ended);
+		}
+		for (int i = 0; i < WORKERS_MAX; i++)
+		{
+			WorkerSlot *slot = &worker_state->workers[i];
+
+			pg_atomic_init_u32(&slot->busy, 0);
+			pg_atomic_init_u64(&slot->idle_since, 0);
+			pg_atomic_init_u64(&slot->handled, 0);
+			pg_atomic_init_u64(&slot->hook_until, 0);
+		}
+	}
+	LWLockRelease(AddinShmemInitLock);
+}
+
+const char *
+worker_kind_name(WorkerKind kind)
+{
+	return kind == WORKER_PROBE ? "probe" : kind == WORKER_COORDINATOR ? "coordinator" : "delivery";
+}
+
+DatabaseSlot *
+database_slot(Oid database, bool make)
+{
+	DatabaseSlot *found = NULL;
+
+	if (worker_state == NULL)
+		return NULL;
+	LWLockAcquire(worker_state->lock, make ? LW_EXCLUSIVE : LW_SHARED);
+	for (int i = 0; i < DATABASES_MAX && found == NULL; i++)
+	{
+		DatabaseSlot *slot = &worker_state->databases[i];
+
+		if (slot->database == database)
+			found = slot;
+		else if (slot->database == InvalidOid)
+		{
+			if (make)
+			{
+				slot->database = database;
+				found = slot;
+			}
+			break;
+		}
+	}
+	LWLockRelease(worker_state->lock);
+	return found;
+}
+
+static bool
+is_free(const WorkerSlot *slot, TimestampTz now)
+{
+	return !slot->used || (slot->pid == 0 && slot->registered_at + RESERVED_FOR < now);
+}
+
+/* How many there are, those included that were registered and have not started yet. */
+int
+workers_of(WorkerKind kind, Oid database, Oid role)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int			n = 0;
+
+	LWLockAcquire(worker_state->lock, LW_SHARED);
+	for (int i = 0; i < WORKERS_MAX; i++)
+	{
+		WorkerSlot *slot = &worker_state->workers[i];
+
+		if (!is_free(slot, now) && slot->kind == kind &&
+			(!OidIsValid(database) || slot->database == database) &&
+			(!OidIsValid(role) || slot->role == role))
+			n++;
+	}
+	LWLockRelease(worker_state->lock);
+	return n;
+}
+
+WorkerSlot *
+worker_reserve(WorkerKind kind, Oid database, Oid role)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	WorkerSlot *reserved = NULL;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < WORKERS_MAX && reserved == NULL; i++)
+	{
+		WorkerSlot *slot = &worker_state->workers[i];
+
+		if (!is_free(slot, now))
+			continue;
+		reserved = slot;
+		slot->used = true;
+		slot->kind = kind;
+		slot->database = database;
+		slot->role = role;
+		slot->pid = 0;
+		slot->process = -1;
+		slot->registered_at = now;
+		slot->started_at = 0;
+		slot->leave = false;
+		pg_atomic_write_u32(&slot->busy, 0);
+		pg_atomic_write_u64(&slot->idle_since, (uint64) now);
+		pg_atomic_write_u64(&slot->handled, 0);
+		pg_atomic_write_u64(&slot->hook_until, 0);
+	}
+	LWLockRelease(worker_state->lock);
+	return reserved;
+}
+
+/*
+ * Start the process of a reserved slot.  False: no free slot for background workers, now;
+ * the reservation is given back.
+ */
+bool
+worker_start(WorkerSlot *slot)
+{
+	static const char *const functions[] = {
+		[WORKER_PROBE] = "outbox_probe_main",
+		[WORKER_COORDINATOR] = "outbox_coordinator_main",
+		[WORKER_DELIVERY] = "outbox_delivery_main",
+	};
+	BackgroundWorker worker = {0};
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_main_arg = Int32GetDatum(slot - worker_state->workers);
+	worker.bgw_notify_pid = MyProcPid;
+	strlcpy(worker.bgw_library_name, "outbox", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, functions[slot->kind], BGW_MAXLEN);
+	snprintf(worker.bgw_type, BGW_MAXLEN, "outbox %s", worker_kind_name(slot->kind));
+	snprintf(worker.bgw_name, BGW_MAXLEN, "outbox %s for database %u",
+			 worker_kind_name(slot->kind), slot->database);
+	if (RegisterDynamicBackgroundWorker(&worker, NULL))
+		return true;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	slot->used = false;
+	LWLockRelease(worker_state->lock);
+	return false;
+}
+
+/*
+ * The exit callback is registered before the slot is taken; it is the last to run, for it
+ * says that nobody of ours is connected any more.
+ */
+WorkerSlot *
+worker_attach(Datum argument, WorkerKind kind)
+{
+	int			index = DatumGetInt32(argument);
+	WorkerSlot *slot;
+
+	if (worker_state == NULL || index < 0 || index >= WORKERS_MAX)
+		proc_exit(0);
+	slot = &worker_state->workers[index];
+	on_shmem_exit(give_back, (Datum) 0);
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	if (slot->used && slot->kind == kind && slot->pid == 0)
+	{
+		slot->pid = MyProcPid;
+		slot->process = OUTBOX_MY_PROC_NUMBER;
+		slot->started_at = GetCurrentTimestamp();
+		my_slot = slot;
+	}
+	LWLockRelease(worker_state->lock);
+	if (my_slot == NULL)
+		proc_exit(0);			/* came too late: the reservation was given to another */
+	return slot;
+}
+
+static void
+give_back(int code, Datum argument)
+{
+	DatabaseSlot *database;
+
+	if (my_slot == NULL)
+		return;
+	database = database_slot(my_slot->database, false);
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	if (my_slot->kind == WORKER_COORDINATOR && database != NULL)
+	{
+		pg_atomic_write_u32(&database->coordinator, PG_UINT32_MAX);
+		if (code != 0)
+		{
+			/* a failure; one after a healthy while counts as the first */
+			if (GetCurrentTimestamp() - my_slot->started_at > USECS_PER_MINUTE)
+				database->failures = 0;
+			database->failures = Min(database->failures + 1, 7);
+			database->not_before = GetCurrentTimestamp() +
+				Min(USECS_PER_SEC << (database->failures - 1), USECS_PER_MINUTE);
+			database->deadline = DT_NOBEGIN;
+		}
+		else
+			database->failures = 0;
+	}
+	my_slot->used = false;
+	my_slot->pid = 0;
+	my_slot = NULL;
+	LWLockRelease(worker_state->lock);
+	if (database != NULL)
+		ConditionVariableBroadcast(&database->pass_ended);
+	wake_launcher();
+}
+
+/* A hook of ours may run so long, twice its time limit; 0: none runs. */
+void
+worker_hook_until(TimestampTz until)
+{
+	if (my_slot != NULL)
+		pg_atomic_write_u64(&my_slot->hook_until, (uint64) until);
+}
+
+bool
+worker_is(WorkerKind kind)
+{
+	return my_slot != NULL && my_slot->kind == kind;
+}
+
+void
+wake_process(int process)
+{
+	if (process >= 0 && process < MaxBackends)
+		SetLatch(&ProcGlobal->allProcs[process].procLatch);
+}
+
+void
+wake_launcher(void)
+{
+	if (worker_state != NULL)
+		wake_process(worker_state->launcher);
+}
