@@ -79,9 +79,12 @@ class Round:
         self.seconds = seconds
         self.world = World(options, seed)
         self.random = random.Random(f'{seed}/clock')
-        # only where the clock does not jump can the floors of claims be near what they must not pass
-        self.jumps = (0,) if seed % 3 == 0 else (0.05, 0.3, 1, 3, 8, 21)
-        self.world.scarce = seed % 3 == 0 or seed % 4 == 1
+        # Every third round tries what claims skip below their floor: floors rise where queues are short, the clock
+        # does not jump and nearly nothing is prepared.
+        calm = seed % 3 == 0
+        self.jumps = (0,) if calm else (0.05, 0.3, 1, 3, 8, 21)
+        self.world.scarce = calm or seed % 4 == 1
+        self.world.prepares = seed % 2 * 0.02 if calm else 0.12
         self.watcher = None             # a connection
 
     def run(self):

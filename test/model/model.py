@@ -166,6 +166,7 @@ class World:
         self.messages = {}
         self.sessions = []
         self.scarce = False                 # little is enqueued, so that claims find nothing
+        self.prepares = 0.12                # this part of the transactions is prepared
         self.static = []
         self.slots = {}                     # name of a passing subscription: it, None, or BUSY
         self.subscriptions_by_id = {}

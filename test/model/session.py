@@ -172,7 +172,7 @@ class Session(threading.Thread):
             return
         if self.world.options.kill:
             self.execute('INSERT INTO model.txn VALUES (%s)', (txn.number,))
-        if chance < 0.24 and len(self.world.prepared) < self.world.max_prepared:
+        if chance < 0.12 + self.world.prepares and len(self.world.prepared) < self.world.max_prepared:
             self.prepare(txn)
             return
         txn.commit_start = now()
