@@ -40,7 +40,9 @@
 #define EXPIRE_AT_ONCE	1000
 #define POLL_MAX		(10 * USECS_PER_SEC)
 /* Somebody else routes, or alters the extension: look again soon. */
+#define GATHER			(2 * 1000)
 #define BUSY_PAUSE		(20 * 1000)
+#define HELD_PAUSE		(1 * USECS_PER_SEC)
 #define COPY_PAUSE		(10 * USECS_PER_SEC)
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
@@ -51,6 +53,7 @@ typedef struct Told
 {
 	int64		subscription_id;
 	TimestampTz notified_at;
+	bool		seen;			/* in this turn */
 	bool		owed;			/* a notification was held back */
 	TimestampTz due_at;			/* first due time in the future, when last looked */
 } Told;
@@ -75,15 +78,18 @@ typedef struct Coordinator
 	bool		more;			/* there is more to do right now */
 	bool		told_copy;
 	TimestampTz began_at;
+	TimestampTz turn_began;
 	bool		enqueued;		/* messages were enqueued here since we began */
 	int64		poll;
 } Coordinator;
 
+static bool gather(Coordinator *coordinator);
 static void turn(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
 static bool may_make_first_rows(Coordinator *coordinator);
 static void look_after(Coordinator *coordinator, Subscription *subscription, bool news,
 					   List **ready_roles);
+static void forget_removed(Coordinator *coordinator);
 static Told *told_of(Coordinator *coordinator, int64 subscription_id);
 static void tell(Coordinator *coordinator, Told *told, const char *name);
 static void meet(Coordinator *coordinator, TimestampTz deadline);
@@ -139,12 +145,35 @@ outbox_coordinator_main(Datum argument)
 		pg_atomic_write_u32(&coordinator->slot->busy, 0);
 		if (coordinator->more)
 			CHECK_FOR_INTERRUPTS();
+		else if (gather(coordinator))
+			continue;
 		else if (session_wait(Min(coordinator->deadline - now, coordinator->poll)))
 			coordinator->poll = MSECS(outbox_poll_interval);
 		else
 			coordinator->poll = Min(coordinator->poll * 2, Max(POLL_MAX, MSECS(outbox_poll_interval)));
 		pg_atomic_write_u32(&coordinator->slot->busy, 1);
 	}
+}
+
+/*
+ * Under load a turn for each commit would cost more than it brings: commits that follow a
+ * turn closely are gathered for a moment, unless a claim asks.  True: time for a turn.
+ */
+static bool
+gather(Coordinator *coordinator)
+{
+	TimestampTz until = coordinator->turn_began + GATHER;
+	uint32		work = 0;
+	int64		left;
+
+	while ((left = until - GetCurrentTimestamp()) > 0)
+	{
+		work = pg_atomic_read_u32(&coordinator->database->work);
+		if (work == 0 || (work & WORK_ASKED) != 0)
+			break;
+		(void) session_wait(left);
+	}
+	return pg_atomic_read_u32(&coordinator->database->work) != 0;
 }
 
 /* Times of the queue are those of its clock; the deadline is one of the machine's. */
@@ -168,7 +197,8 @@ turn(Coordinator *coordinator)
 	List	   *ready_roles = NIL;
 	bool		complete;
 
-	coordinator->deadline = GetCurrentTimestamp() + POLL_MAX;
+	coordinator->turn_began = GetCurrentTimestamp();
+	coordinator->deadline = coordinator->turn_began + POLL_MAX;
 	coordinator->more = false;
 	pg_atomic_write_u64(&database->passes_begun, passes);
 	/* what is committed from here on sets it again */
@@ -248,6 +278,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	snapshot_pop();
 	foreach(cell, subscriptions)
 		look_after(coordinator, lfirst(cell), routed > 0, ready_roles);
+	forget_removed(coordinator);
 	(void) dedupe_delete_expired(100);
 	return complete;
 }
@@ -277,9 +308,15 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 	Snapshot	snapshot;
 	FloorScan	floor;
 	TimestampTz ready_at;
+	TimestampTz lease_end;
+	int64		expired;
 
-	if (claim_expire(subscription, EXPIRE_AT_ONCE) > 0)
+	expired = claim_expire(subscription, EXPIRE_AT_ONCE);
+	if (expired > 0)
 		news = true;
+	if (expired >= EXPIRE_AT_ONCE)
+		coordinator->more = true;
+	told->seen = true;
 	if (told->due_at <= now)
 		news = true;
 
@@ -290,7 +327,9 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 	told->due_at = first_time(runs_ready(store, snapshot, subscription->id, now + 1, DT_NOEND), false);
 	meet(coordinator, told->due_at);
 	floor_begin(&floor, subscription->id, FLOOR_LEASE);
-	meet(coordinator, first_time(runs_leased(store, snapshot, subscription->id, floor.start, DT_NOEND), true));
+	lease_end = first_time(runs_leased(store, snapshot, subscription->id, floor.start, DT_NOEND), true);
+	/* one that has ended and is still there is held by a settlement that goes on */
+	meet(coordinator, lease_end <= now ? now + HELD_PAUSE : lease_end);
 	snapshot_pop();
 	runs_close(store);
 
@@ -342,6 +381,26 @@ told_of(Coordinator *coordinator, int64 subscription_id)
 	coordinator->told = lappend(coordinator->told, told);
 	MemoryContextSwitchTo(caller);
 	return told;
+}
+
+/* Subscriptions that were not there in this turn. */
+static void
+forget_removed(Coordinator *coordinator)
+{
+	ListCell   *cell;
+
+	foreach(cell, coordinator->told)
+	{
+		Told	   *told = lfirst(cell);
+
+		if (told->seen)
+			told->seen = false;
+		else
+		{
+			coordinator->told = foreach_delete_current(coordinator->told, cell);
+			pfree(told);
+		}
+	}
 }
 
 static void

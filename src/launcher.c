@@ -32,7 +32,6 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "catalog/pg_database.h"
-#include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
@@ -41,6 +40,7 @@
 #include "storage/procarray.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
@@ -62,7 +62,7 @@ static TimestampTz probe_next(TimestampTz now);
 static bool start_process(WorkerKind kind, Oid database);
 static void release_dead_suspenders(void);
 static void ask_one_to_leave(void);
-static char *database_name_of(Oid database);
+static char *served_name(Oid database);
 
 void
 launcher_register(void)
@@ -167,19 +167,21 @@ launcher_turn(void)
 	release_dead_suspenders();
 	next = Min(next, probe_next(now));
 
-	for (int i = 0; i < DATABASES_MAX && OidIsValid(worker_state->databases[i].database); i++)
+	for (int i = 0; i < DATABASES_MAX; i++)
 	{
 		DatabaseSlot *slot = &worker_state->databases[i];
 		TimestampTz due;
+		Oid			database;
 		bool		wanted;
 
 		LWLockAcquire(worker_state->lock, LW_SHARED);
-		wanted = slot->wanted && slot->suspended_by == 0;
+		database = slot->database;
+		wanted = OidIsValid(database) && slot->wanted && slot->suspended_by == 0;
 		due = (pg_atomic_read_u32(&slot->work) != 0) ? DT_NOBEGIN : slot->deadline;
 		due = Max(due, slot->not_before);
 		LWLockRelease(worker_state->lock);
 
-		if (!wanted || workers_of(WORKER_COORDINATOR, slot->database, InvalidOid) > 0)
+		if (!wanted || workers_of(WORKER_COORDINATOR, database, InvalidOid) > 0)
 			continue;
 		if (due > now)
 			next = Min(next, due);
@@ -187,7 +189,7 @@ launcher_turn(void)
 			others_wait = true;
 		else
 		{
-			char	   *name = database_name_of(slot->database);
+			char	   *name = served_name(database);
 
 			if (name == NULL)
 			{
@@ -195,7 +197,7 @@ launcher_turn(void)
 				slot->wanted = false;
 				LWLockRelease(worker_state->lock);
 			}
-			else if (database_is_served(name) && !start_process(WORKER_COORDINATOR, slot->database))
+			else if (database_is_served(name) && !start_process(WORKER_COORDINATOR, database))
 				next = Min(next, now + NO_SLOT_PAUSE);
 			if (name != NULL)
 				pfree(name);
@@ -266,7 +268,7 @@ start_process(WorkerKind kind, Oid database)
 static void
 release_dead_suspenders(void)
 {
-	for (int i = 0; i < DATABASES_MAX && OidIsValid(worker_state->databases[i].database); i++)
+	for (int i = 0; i < DATABASES_MAX; i++)
 	{
 		DatabaseSlot *slot = &worker_state->databases[i];
 		pid_t		suspender = slot->suspended_by;
@@ -304,17 +306,27 @@ ask_one_to_leave(void)
 		wake_process(longest->process);
 }
 
-/* NULL: there is no such database any more */
+/*
+ * The name of a database that may be served; NULL: it is gone, or takes no connections,
+ * or is a template, to which nobody must be connected when it is copied.
+ */
 static char *
-database_name_of(Oid database)
+served_name(Oid database)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	char	   *name;
+	HeapTuple	tuple;
+	char	   *name = NULL;
 
 	session_transaction_begin("looking up a database");
-	name = get_database_name(database);
-	if (name != NULL)
-		name = MemoryContextStrdup(caller, name);
+	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	if (HeapTupleIsValid(tuple))
+	{
+		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
+
+		if (form->datallowconn && !form->datistemplate)
+			name = MemoryContextStrdup(caller, NameStr(form->datname));
+		ReleaseSysCache(tuple);
+	}
 	session_transaction_commit();
 	MemoryContextSwitchTo(caller);
 	return name;

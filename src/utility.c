@@ -225,14 +225,7 @@ after_success(Node *statement, Oid alone)
 	{
 		case T_DropdbStmt:
 			if (OidIsValid(alone))
-			{
-				DatabaseSlot *slot = database_slot(alone, false);
-
-				LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-				slot->wanted = false;
-				slot->suspended_by = 0;
-				LWLockRelease(worker_state->lock);
-			}
+				database_slot_free(database_slot(alone, false));
 			return;
 		case T_CreatedbStmt:
 			request_probe(get_database_oid(castNode(CreatedbStmt, statement)->dbname, true));

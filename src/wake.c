@@ -121,7 +121,7 @@ wake_and_wait_for_pass(int wait_ms)
 		return false;
 
 	begun = pg_atomic_read_u64(&slot->passes_begun);
-	(void) pg_atomic_fetch_or_u32(&slot->work, WORK_LOOK);
+	(void) pg_atomic_fetch_or_u32(&slot->work, WORK_ASKED);
 	wake_process((int) process);
 
 	ConditionVariablePrepareToSleep(&slot->pass_ended);

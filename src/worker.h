@@ -33,12 +33,12 @@ typedef enum WorkerKind
 
 /*
  * A database that has, or may have, the extension.  All fields are protected by the lock,
- * but for the atomics.  Slots are never given to another database while the server runs,
- * so a backend may keep the number of its own.
+ * but for the atomics.  A slot is given to another database only when its own was dropped,
+ * and then nobody is connected to it: so a backend may keep the address of its own.
  */
 typedef struct DatabaseSlot
 {
-	Oid			database;		/* InvalidOid: free from here on */
+	Oid			database;		/* InvalidOid: free */
 	bool		wanted;			/* the extension is there, as far as we know */
 	pid_t		suspended_by;	/* this backend wants nobody to be connected; 0: nobody does */
 	int			failures;		/* of coordinators, in a row */
@@ -91,6 +91,7 @@ extern void workers_request_shmem(void);
 extern void workers_startup_shmem(void);
 /* the slot of a database; made if there is none and "make"; NULL: none, or no room */
 extern DatabaseSlot *database_slot(Oid database, bool make);
+extern void database_slot_free(DatabaseSlot *slot);
 extern WorkerSlot *worker_reserve(WorkerKind kind, Oid database, Oid role);
 extern bool worker_start(WorkerSlot *slot);
 /* in the process itself: takes its slot, and gives it back at its end */
@@ -119,6 +120,7 @@ extern bool worker_should_leave(const WorkerSlot *slot);
 extern void wake_register_callbacks(void);
 /* why: bits of DatabaseSlot.work */
 #define WORK_LOOK		1		/* something is ready, due or leased that was not */
+#define WORK_ASKED		4		/* a claim waits for a pass */
 #define WORK_ENQUEUED	2		/* messages were enqueued here, not restored */
 /* this transaction has made something that a coordinator should look at */
 extern void wake_at_commit(uint32 why);

@@ -79,6 +79,7 @@ DatabaseSlot *
 database_slot(Oid database, bool make)
 {
 	DatabaseSlot *found = NULL;
+	DatabaseSlot *free_slot = NULL;
 
 	if (worker_state == NULL)
 		return NULL;
@@ -89,18 +90,32 @@ database_slot(Oid database, bool make)
 
 		if (slot->database == database)
 			found = slot;
-		else if (slot->database == InvalidOid)
-		{
-			if (make)
-			{
-				slot->database = database;
-				found = slot;
-			}
-			break;
-		}
+		else if (free_slot == NULL && !OidIsValid(slot->database))
+			free_slot = slot;
+	}
+	if (found == NULL && make && free_slot != NULL)
+	{
+		found = free_slot;
+		found->database = database;
+		found->wanted = false;
+		found->suspended_by = 0;
+		found->failures = 0;
+		found->not_before = found->deadline = DT_NOBEGIN;
 	}
 	LWLockRelease(worker_state->lock);
 	return found;
+}
+
+/* Its database was dropped, so nobody is connected to it. */
+void
+database_slot_free(DatabaseSlot *slot)
+{
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	slot->database = InvalidOid;
+	slot->wanted = false;
+	slot->suspended_by = 0;
+	pg_atomic_write_u32(&slot->work, 0);
+	LWLockRelease(worker_state->lock);
 }
 
 static bool

@@ -105,7 +105,7 @@ DECLARE
     again boolean := true;
     got boolean;
 BEGIN
-    WHILE again AND claims < 10000 LOOP
+    WHILE again AND claims < 1000 LOOP
         got := false;
         again := false;
         FOR message IN SELECT id, claim_token, CAST(payload AS integer) AS n FROM outbox.claim_batch(batch) LOOP
@@ -139,7 +139,7 @@ DECLARE
 BEGIN
     LOOP
         SELECT array_agg(CAST(payload AS integer)), min(CAST(claim_token AS text)) INTO claimed, token FROM outbox.claim_batch(batch);
-        EXIT WHEN claimed IS NULL;
+        EXIT WHEN claimed IS NULL OR deaths > 100;
         IF claimed && poison THEN
             deaths := deaths + 1;
             PERFORM pg_temp.later();

@@ -1,5 +1,5 @@
 -- user_indexes: what a superuser adds to the log (indexes, triggers, constraints, policies) works
--- as on any table: enqueue inserts as INSERT does, whichever way it is called.
+-- for every row, whichever way enqueue is called.
 \set ECHO none
 \getenv dir PG_ABS_SRCDIR
 \i :dir/include/engine.sql
@@ -34,7 +34,7 @@ CALL pg_temp.try($$ SELECT outbox.enqueue('one', '4', aggregate_id => 'x', tenan
 CALL pg_temp.try($$ SELECT outbox.enqueue_batch('one', '["no number"]') $$);
 SELECT count(*) FROM outbox.log;
 
--- Triggers, of a row and of a statement.
+-- Triggers of a row; of a statement none.
 CREATE TABLE seen (by text, name text, n integer);
 CREATE FUNCTION see_row() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
