@@ -3,23 +3,27 @@
 
    worker.py FILE [--hang-after N]
 
-Claim, commit, work, settle; a heartbeat keeps the lease. SIGTERM gives back what it has not begun. --hang-after N: it
-writes N messages, settles all of them but the last, and goes silent, so that the demo can kill it in the middle. The
-database is that of the PG* environment variables. docs/examples/worker.mjs is the same for Node, with more care.
+Claim, commit, work, settle; a heartbeat keeps the lease. Where there is nothing, it waits until the server says on the
+channel outbox_ready that there is. SIGTERM gives back what it has not begun. --hang-after N: it writes N messages,
+settles all of them but the last, and goes silent, so that the demo can kill it in the middle. The database is that of
+the PG* environment variables. docs/examples/worker.mjs is the same for Node, with more care.
 """
 import argparse
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 
 import psycopg2
 import psycopg2.extras
+from psycopg2 import sql
 
 LEASE_SECONDS = 2
 LEASE = f"{LEASE_SECONDS} seconds"
-POLL_SECONDS = 0.1
+POLL_SECONDS = 10  # a notification can be missed
 CLAIM_NOT_HELD = "OB003"
 
 
@@ -30,10 +34,21 @@ class Database:
         self.connection = psycopg2.connect("", cursor_factory=psycopg2.extras.RealDictCursor)
         self.connection.autocommit = True
 
-    def call(self, sql, *arguments):
+    def call(self, statement, *arguments):
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, arguments)
+            cursor.execute(statement, arguments)
             return cursor.fetchall()
+
+    def listen(self, channel):
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+    def wait_for_notification(self, seconds, also):
+        """Until one has come, or "also" can be read."""
+        if not self.connection.notifies:
+            select.select([self.connection, also], [], [], seconds)
+            self.connection.poll()
+        self.connection.notifies.clear()
 
 
 class Heartbeat(threading.Thread):
@@ -72,17 +87,24 @@ class Worker:
         self.hang_after = hang_after
         self.name = f"archive-{os.getpid()}"
         self.database = Database()
-        self.stopping = threading.Event()
+        self.stopping = False
+        self.signals, wakeup = socket.socketpair()  # SIGTERM ends the wait for a notification
+        wakeup.setblocking(False)
+        signal.set_wakeup_fd(wakeup.detach())
         self.written = self.taken_over = 0
 
+    def stop(self, *_):
+        self.stopping = True
+
     def run(self):
-        while not self.stopping.is_set():
+        self.database.listen("outbox_ready")
+        while not self.stopping:
             messages = self.database.call(
                 "select * from outbox.claim_batch(100, %s::interval, 'archive', worker => %s)", LEASE, self.name)
             if messages:
                 self.work(messages)
             else:
-                self.stopping.wait(POLL_SECONDS)
+                self.database.wait_for_notification(POLL_SECONDS, self.signals)
 
     def work(self, messages):
         token = messages[0]["claim_token"]  # of all of them
@@ -91,7 +113,7 @@ class Worker:
                 for message in messages:
                     if heartbeat.lost:
                         return
-                    if self.stopping.is_set():
+                    if self.stopping:
                         self.database.call("select outbox.settle_batch(%s::uuid, 'released')", token)
                         return
                     self.write(message)
@@ -122,7 +144,7 @@ def main():
     options = options.parse_args()
     with open(options.file, "a", encoding="utf-8") as file:
         worker = Worker(file, options.hang_after)
-        signal.signal(signal.SIGTERM, lambda *_: worker.stopping.set())
+        signal.signal(signal.SIGTERM, worker.stop)
         worker.run()
     print(f"wrote {worker.written} messages, {worker.taken_over} of them in a second or later attempt")
 

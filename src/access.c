@@ -84,6 +84,9 @@ static const AccessRule rules[] = {
 	{"cancel", OPERATOR},
 	{"maintain", OPERATOR},
 	{"adopt", OPERATOR},
+	{"revoke_lease", OPERATOR},
+	/* it works for the caller's own hooks, with the caller's rights */
+	{"start_worker", CONSUMER | OPERATOR},
 
 	{"status", LOOKING},
 	{"messages", LOOKING},
@@ -91,12 +94,14 @@ static const AccessRule rules[] = {
 	{"leases", LOOKING},
 	{"subscriptions", LOOKING},
 	{"handlers", LOOKING},
+	{"workers", LOOKING},
 	/* behind these views */
 	{"clock", LOOKING},
 	{"backlog", LOOKING},
 	{"deliveries_of", LOOKING},
 	{"log_of", LOOKING},
 	{"handler_states", LOOKING},
+	{"worker_rows", LOOKING},
 
 	/* say nothing about what is stored */
 	{"backoff", ANYBODY},

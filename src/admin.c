@@ -440,7 +440,7 @@ outbox_requeue(PG_FUNCTION_ARGS)
 	Action		action;
 	TimestampTz available_at;
 
-	session_begin("requeue()");
+	session_begin("outbox.requeue()");
 	subscription = arg_text(fcinfo, 1, "subscription");
 	action_init(&action, RUN_READY);
 	action.done = "requeued";
@@ -461,7 +461,7 @@ outbox_discard(PG_FUNCTION_ARGS)
 	char	   *subscription;
 	Action		action;
 
-	session_begin("discard()");
+	session_begin("outbox.discard()");
 	subscription = arg_text(fcinfo, 1, "subscription");
 	action_init(&action, RUN_DISCARDED);
 	action.done = "discarded";
@@ -476,7 +476,7 @@ outbox_cancel(PG_FUNCTION_ARGS)
 {
 	Action		action;
 
-	session_begin("cancel()");
+	session_begin("outbox.cancel()");
 	action_init(&action, RUN_CANCELLED);
 	action.done = "cancelled";
 	action.states = STATE_BIT(RUN_READY) | STATE_BIT(RUN_UNHANDLED);
@@ -496,7 +496,7 @@ outbox_reset(PG_FUNCTION_ARGS)
 	Statement	statement;
 	int64		count;
 
-	session_begin("reset()");
+	session_begin("outbox.reset()");
 	if (!has_privs_of_role(GetUserId(), outbox_owner()))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),

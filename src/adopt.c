@@ -64,6 +64,11 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	Identity	identity;
 
 	session_begin("outbox.adopt()");
+	frontier_read(&stored, snapshot_push());
+	snapshot_pop();
+	if (!needs_adoption(&stored))
+		PG_RETURN_BOOL(false);	/* and nobody was made to wait */
+
 	LockRelationOid(log_segment_for_writing(), ShareLock);
 	routing_lock_wait();
 

@@ -522,7 +522,7 @@ Datum
 outbox_claim_batch(PG_FUNCTION_ARGS)
 {
 	int			max = PG_ARGISNULL(0) ? outbox_batch_size : PG_GETARG_INT32(0);
-	char	   *name = PG_ARGISNULL(2) ? "default" : arg_required_text(fcinfo, 2, "subscription");
+	char	   *name = arg_text(fcinfo, 2, "subscription");
 	char	   *worker = arg_text(fcinfo, 3, "worker");
 	bool		separate_tokens = PG_ARGISNULL(4) ? false : PG_GETARG_BOOL(4);
 	int64		lease;
@@ -530,6 +530,8 @@ outbox_claim_batch(PG_FUNCTION_ARGS)
 	Claim	   *claim;
 
 	session_begin("outbox.claim_batch()");
+	if (name == NULL)
+		name = "default";
 	if (max < 1 || max > OUTBOX_MAX_BATCH)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -116,7 +116,7 @@ outbox_requeue_all(PG_FUNCTION_ARGS)
 {
 	Walk		walk;
 
-	session_begin("requeue_all()");
+	session_begin("outbox.requeue_all()");
 	walk_init(fcinfo, &walk, RUN_READY);
 	if (!PG_ARGISNULL(7))
 		walk.spread_over = interval_usecs(PG_GETARG_DATUM(7), "spread_over");
@@ -138,7 +138,7 @@ outbox_discard_all(PG_FUNCTION_ARGS)
 {
 	Walk		walk;
 
-	session_begin("discard_all()");
+	session_begin("outbox.discard_all()");
 	walk_init(fcinfo, &walk, RUN_DISCARDED);
 	walk.action.reason = arg_text(fcinfo, 7, "reason");
 	subscription_lock(walk.subscription->id, AccessShareLock);

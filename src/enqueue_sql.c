@@ -7,6 +7,7 @@
 
 #include "catalog.h"
 #include "route.h"
+#include "subscription.h"
 
 #include "access/htup_details.h"
 #include "commands/trigger.h"
@@ -15,9 +16,9 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/numeric.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
-#include "subscription.h"
 
 PG_FUNCTION_INFO_V1(outbox_enqueue);
 PG_FUNCTION_INFO_V1(outbox_enqueue_batch);
@@ -28,6 +29,7 @@ PG_FUNCTION_INFO_V1(outbox_enqueued);
 #define BATCH_MAX 1000			/* messages kept in memory at once */
 
 static void set_from_json(NewMessage *message, LogColumn column, JsonbValue *value);
+static Datum whole_number(LogColumn column, Numeric number);
 static Datum scalar_from_json(LogColumn column, const char *text);
 static void message_from_json(NewMessage *message, JsonbValue *object);
 static LogColumn column_of_attribute(const char *name, int length);
@@ -95,6 +97,22 @@ scalar_from_json(LogColumn column, const char *text)
 	}
 }
 
+/* A cast would round. */
+static Datum
+whole_number(LogColumn column, Numeric number)
+{
+	Datum		given = NumericGetDatum(number);
+	Datum		whole = DirectFunctionCall2(numeric_trunc, given, Int32GetDatum(0));
+
+	if (!DatumGetBool(DirectFunctionCall2(numeric_eq, given, whole)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be a whole number", message_attribute(column)),
+				 errdetail("It is %s.", DatumGetCString(DirectFunctionCall1(numeric_out, given))),
+				 errhint("Leave it out, or pass null, for the default.")));
+	return DirectFunctionCall1(numeric_int4, given);
+}
+
 static void
 set_from_json(NewMessage *message, LogColumn column, JsonbValue *value)
 {
@@ -116,7 +134,7 @@ set_from_json(NewMessage *message, LogColumn column, JsonbValue *value)
 		message_set(message, column,
 					scalar_from_json(column, pnstrdup(value->val.string.val, value->val.string.len)));
 	else if (value->type == jbvNumeric && number)
-		message_set(message, column, DirectFunctionCall1(numeric_int4, NumericGetDatum(value->val.numeric)));
+		message_set(message, column, whole_number(column, value->val.numeric));
 	else
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -312,6 +330,8 @@ outbox_enqueued(PG_FUNCTION_ARGS)
 	int64		first;
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	if (pattern != NULL)
+		topic_check(pattern);
 	if (count == 0)
 		return (Datum) 0;
 

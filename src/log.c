@@ -305,7 +305,9 @@ log_message(TupleTableSlot *slot, const char *subscription, int attempts, int ma
 	if (subscription != NULL)
 		values[6] = CStringGetTextDatum(subscription);
 	values[7] = Int32GetDatum(attempts);
-	nulls[8] = (max_attempts == 0);
-	values[8] = Int32GetDatum(max_attempts);
+	if (max_attempts != 0)
+		values[8] = Int32GetDatum(max_attempts);
+	else
+		values[8] = slot_getattr(slot, LOG_MAX_ATTEMPTS, &nulls[8]);
 	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
 }

@@ -56,7 +56,7 @@ extern TimestampTz log_created_at(TupleTableSlot *slot);
 extern void log_fill_row(TupleTableSlot *slot, int head, int tail, Datum *values, bool *nulls);
 
 /* what a handler gets: outbox.message as a composite Datum in the current context;
- * subscription may be NULL and max_attempts 0: not yet filed */
+ * subscription may be NULL and max_attempts 0 (its own, if any): not yet filed */
 extern Datum log_message(TupleTableSlot *slot, const char *subscription,
 						 int attempts, int max_attempts);
 

@@ -110,7 +110,10 @@ give_notices(void)
 	if (no_worker.level != 0)
 		ereport(NOTICE,
 				(errmsg("no worker delivers in this database"),
+				 worker_state == NULL ?
 				 errhint("Preload the library by shared_preload_libraries, run SELECT outbox.start_worker(),"
+						 " or CALL outbox.drain(), from cron for example.") :
+				 errhint("Set outbox.enabled = on and outbox.workers above 0,"
 						 " or CALL outbox.drain(), from cron for example.")));
 }
 

@@ -102,7 +102,8 @@ SELECT b.subscription,
 COMMENT ON VIEW outbox.status IS
     'each subscription with the number of its messages in each status, ages in seconds';
 
--- Sorted by id it is read by the index on the id, page by page: WHERE id > x ORDER BY id LIMIT n.
+-- Sorted by id it is read by the index on the id, page by page:
+-- WHERE (id, subscription) > (x, y) ORDER BY id, subscription LIMIT n.
 CREATE VIEW outbox.messages AS
 SELECT l.id,
        d.subscription,
@@ -133,7 +134,7 @@ SELECT l.id,
   FROM outbox.log l
  CROSS JOIN LATERAL outbox.deliveries_of(l."position", l.name, l.kind) d;
 COMMENT ON VIEW outbox.messages IS
-    'one row per message and subscription; page with WHERE id > x ORDER BY id LIMIT n; payload and headers only for those who may select from outbox.log';
+    'one row per message and subscription; page with WHERE (id, subscription) > (x, y) ORDER BY id, subscription LIMIT n; payload and headers only for those who may select from outbox.log';
 
 CREATE VIEW outbox.dead_letters AS
 SELECT s.name AS subscription,

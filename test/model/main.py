@@ -79,12 +79,12 @@ class Round:
         self.seconds = seconds
         self.world = World(options, seed)
         self.random = random.Random(f'{seed}/clock')
-        # Every third round tries what claims skip below their floor: floors rise where queues are short, the clock
-        # does not jump and nearly nothing is prepared.
-        calm = seed % 3 == 0
+        # Every third round is calm: claims leave out what lies below a floor, and floors rise where queues are short,
+        # the clock does not jump, nearly nothing is prepared, and maintain() does not put them back.
+        self.world.calm = calm = seed % 3 == 0
         self.jumps = (0,) if calm else (0.05, 0.3, 1, 3, 8, 21)
         self.world.scarce = calm or seed % 4 == 1
-        self.world.prepares = seed % 2 * 0.02 if calm else 0.12
+        self.world.prepares = 0.005 if calm else 0.12
         self.watcher = None             # a connection
 
     def run(self):
@@ -188,11 +188,13 @@ class Round:
         closer.connect()
         while world.prepared:
             closer.end_prepared()
+        if 'resume' in world.functions:
+            closer.do(operators.resume)
+        if world.calm:
+            self.drain(closer)
         self.maintain()
         invariants.look(world, self.watcher)
         self.compare()
-        if 'resume' in world.functions:
-            closer.do(operators.resume)
         self.drain(closer)
         self.jump(self.watcher, FINAL_JUMP)
         for connection in (self.watcher, closer.connection):

@@ -165,6 +165,7 @@ class World:
         self.events = []
         self.messages = {}
         self.sessions = []
+        self.calm = False
         self.scarce = False                 # little is enqueued, so that claims find nothing
         self.prepares = 0.12                # this part of the transactions is prepared
         self.static = []

@@ -22,7 +22,8 @@ CLAIM = """outbox.claim_batch(max_messages => %s, lease => %s * interval '1 micr
 def make(session, txn, single=False):
     """One random move."""
     table = operators.SINGLE + SINGLE if single else operators.ALL + ALL
-    table = [row for row in table if row[2] <= session.world.functions]
+    table = [row for row in table if row[2] <= session.world.functions
+             and not (session.world.calm and row[0] is operators.maintain)]
     scarce = session.world.scarce
     weights = [row[1] * (0.15 if scarce and row[0] in PRODUCING else 1) for row in table]
     move = session.random.choices([row[0] for row in table], weights)[0]

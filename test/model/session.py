@@ -55,7 +55,7 @@ class Session(threading.Thread):
 
     def turn(self):
         chance = self.random.random()
-        if chance < 0.10:
+        if chance < (0.03 if self.world.calm else 0.1):
             self.end_prepared()
         elif chance < 0.30 and not self.world.options.kill:
             self.single()

@@ -199,6 +199,21 @@ SELECT attempts FROM outbox.claim_batch();
 ROLLBACK;
 SELECT expired FROM outbox.leases;
 SELECT attempts FROM outbox.claim_batch();
+-- An operator ends the leases of a worker that is known to be gone.
+SELECT pg_temp.anew();
+SELECT count(outbox.enqueue('t', to_jsonb(n), max_attempts => CASE n WHEN 2 THEN 1 END)) FROM generate_series(1, 4) n;
+SELECT routed > 0 AS routed FROM outbox.maintain();
+INSERT INTO held SELECT * FROM outbox.claim_batch(2, worker => 'gone') RETURNING payload;
+INSERT INTO held SELECT * FROM outbox.claim_batch(2, worker => 'here') RETURNING payload;
+SELECT outbox.revoke_lease('default', 'nobody');
+SELECT outbox.revoke_lease('default', 'gone');
+SELECT outbox.revoke_lease('default', 'gone');
+SELECT payload, status, attempts, last_error ->> 'sqlstate' AS sqlstate FROM outbox.messages ORDER BY payload;
+CALL pg_temp.try($$ SELECT outbox.settle(pg_temp.id(1), pg_temp.token(1)) $$);
+SELECT outbox.settle_batch(pg_temp.token(4));
+CALL pg_temp.try($$ SELECT outbox.revoke_lease('nobody', 'gone') $$);
+CALL pg_temp.try($$ SELECT outbox.revoke_lease(NULL, 'gone') $$);
+CALL pg_temp.try($$ SELECT outbox.revoke_lease('default', NULL) $$);
 -- Each subscription for itself.
 SELECT pg_temp.anew();
 SET client_min_messages = warning;
