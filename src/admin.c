@@ -188,7 +188,7 @@ message_route(Message *message)
 	ListCell   *cell;
 
 	identity_read(&identity);
-	if (!own || !identity.exists)
+	if (!own || !identity.in_use)
 	{
 		routing_lock_wait();
 		identity_ensure();

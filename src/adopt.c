@@ -32,7 +32,7 @@ needs_adoption(const Frontier *frontier)
 	if (frontier->id != 0)
 		return !identity_is_here(frontier->system_identifier, frontier->database);
 	identity_read(&identity);
-	return identity.foreign;
+	return identity_is_copy(&identity);
 }
 
 /* Roles have other OIDs in another cluster. */
@@ -79,6 +79,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 		PG_RETURN_BOOL(false);
 	}
 	identity_take_over(true);
+	(void) identity_ensure();
 	identity_read(&identity);
 	find_roles_again();
 	ours = stored;

@@ -62,11 +62,13 @@ typedef struct Identity
 	bool		exists;
 	bool		foreign;		/* made by another cluster or database */
 	int64		offset;			/* of positions */
+	bool		in_use;			/* first use is over: "default" was made */
 } Identity;
 
 /* after an invalidation */
 extern void identity_forget(void);
 extern void identity_read(Identity *identity);
+extern bool identity_is_copy(const Identity *identity);
 extern bool identity_is_here(int64 system_id, Oid database);
 /* gives new positions an offset above everything stored and makes the identity ours */
 extern void identity_take_over(bool force);

@@ -223,7 +223,10 @@ take_ready(Taking *taking)
 	/* locked first, then this snapshot, then the log */
 	reader = log_open(snapshot_push());
 	foreach(cell, runs)
+	{
+		CHECK_FOR_INTERRUPTS();
 		take_from_run(taking, reader, lfirst(cell));
+	}
 	log_close(reader);
 	snapshot_pop();
 }

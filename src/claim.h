@@ -60,6 +60,13 @@ typedef struct Settlement
 	const Handler *handler;		/* whose retry delays apply, or NULL */
 } Settlement;
 
+/* a range of positions and the run it lies in */
+typedef struct LeasePlace
+{
+	PositionRange range;
+	int			run;			/* index in Lease.runs */
+} LeasePlace;
+
 /* the rows of a token, locked in order of id, as one lease */
 typedef struct Lease
 {
@@ -70,6 +77,8 @@ typedef struct Lease
 	int64		max_active;		/* microseconds from a claim or its last progress */
 	int			n;
 	Run		  **runs;			/* leased and in time; NULL once settled */
+	int			n_places;
+	LeasePlace *places;			/* by position, as they were when the rows were locked */
 	int			late;			/* rows left out because their lease had ended */
 	TimestampTz late_until;		/* when */
 } Lease;
@@ -81,7 +90,7 @@ typedef struct Lease
 extern Lease *lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at);
 /* settle one message; NULL if the lease does not hold it; else the settled run */
 extern Run *lease_settle(Lease *lease, int64 position, const Settlement *settlement);
-/* settle those of these ascending positions that are held; returns messages */
+/* settle those of these positions that are held; returns messages */
 extern int64 lease_settle_some(Lease *lease, const int64 *positions, int n, const Settlement *settlement);
 /* index of the run that holds the message, or -1 */
 extern int	lease_index(const Lease *lease, int64 position);

@@ -305,7 +305,7 @@ floor_begin(FloorScan *scan, int64 subscription_id, FloorKind kind)
 	LWLockAcquire(floor_state->lock, LW_SHARED);
 	scan->generation = floor_state->generation;
 	entry = floor_entry(subscription_id, HASH_FIND);
-	if (entry != NULL)
+	if (entry != NULL && !foreign_write)	/* what we have written may lie below it */
 		scan->start = entry->floors[kind];
 	LWLockRelease(floor_state->lock);
 

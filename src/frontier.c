@@ -69,8 +69,9 @@ frontier_read(Frontier *frontier, Snapshot snapshot)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("frontier %lld is damaged", (long long) frontier->id)));
-		frontier->n_running = ArrayGetNItems(ARR_NDIM(running), ARR_DIMS(running));
 		frontier->running = (int64 *) ARR_DATA_PTR(running);
+		frontier->n_running = sort_unique_int64(frontier->running,
+												ArrayGetNItems(ARR_NDIM(running), ARR_DIMS(running)));
 	}
 	rows_scan_end(scan);
 	rows_close(rows);
@@ -163,7 +164,7 @@ frontier_is_copy(const Frontier *frontier)
 		Identity	identity;
 
 		identity_read(&identity);
-		here = !identity.foreign;
+		here = !identity_is_copy(&identity);
 	}
 	return !here && log_has_messages();
 }

@@ -95,9 +95,12 @@ names_same_role(TupleDesc desc, HeapTuple a, HeapTuple b)
 {
 	int			name = SPI_fnumber(desc, "role_name");
 	int			oid = SPI_fnumber(desc, "role_oid");
+	char	   *name_a = SPI_getvalue(a, desc, name);
+	char	   *name_b = SPI_getvalue(b, desc, name);
 	bool		isnull;
 
-	return strcmp(SPI_getvalue(a, desc, name), SPI_getvalue(b, desc, name)) == 0 &&
+	/* null constraints are checked later than this */
+	return name_a != NULL && name_b != NULL && strcmp(name_a, name_b) == 0 &&
 		SPI_getbinval(a, desc, oid, &isnull) == SPI_getbinval(b, desc, oid, &isnull);
 }
 

@@ -43,6 +43,7 @@ enum
 	IDENTITY_DATABASE_OID,
 	IDENTITY_POSITION_OFFSET,
 	IDENTITY_SINCE,
+	IDENTITY_IN_USE,
 	IDENTITY_COLUMNS
 };
 
@@ -50,11 +51,10 @@ static bool cached = false;
 static int64 cached_offset;
 
 static bool read_row(Rows *rows, Identity *identity, ItemPointer tid);
-static void write_row(Rows *rows, ItemPointer old, int64 offset);
+static void write_row(Rows *rows, ItemPointer old, int64 offset, bool in_use);
 static int64 above_everything(Snapshot snapshot);
 static bool is_unsigned_copy(Snapshot snapshot);
-static bool is_unsigned_copy_now(void);
-static void stop_routing(void);
+static void stop_routing_if_unrouted(Snapshot snapshot);
 
 void
 identity_forget(void)
@@ -90,6 +90,7 @@ read_row(Rows *rows, Identity *identity, ItemPointer tid)
 		identity->exists = true;
 		identity->foreign = !identity_is_here(system_id, database);
 		identity->offset = DatumGetInt64(slot_getattr(slot, IDENTITY_POSITION_OFFSET + 1, &isnull));
+		identity->in_use = DatumGetBool(slot_getattr(slot, IDENTITY_IN_USE + 1, &isnull));
 		*tid = slot->tts_tid;
 	}
 	ExecDropSingleTupleTableSlot(slot);
@@ -110,7 +111,7 @@ identity_read(Identity *identity)
 }
 
 static void
-write_row(Rows *rows, ItemPointer old, int64 offset)
+write_row(Rows *rows, ItemPointer old, int64 offset, bool in_use)
 {
 	Datum		values[IDENTITY_COLUMNS];
 	bool		nulls[IDENTITY_COLUMNS] = {false};
@@ -120,6 +121,7 @@ write_row(Rows *rows, ItemPointer old, int64 offset)
 	values[IDENTITY_DATABASE_OID] = ObjectIdGetDatum(MyDatabaseId);
 	values[IDENTITY_POSITION_OFFSET] = Int64GetDatum(offset);
 	values[IDENTITY_SINCE] = TimestampTzGetDatum(clock_now());
+	values[IDENTITY_IN_USE] = BoolGetDatum(in_use);
 	if (old != NULL)
 		rows_update(rows, old, values, nulls);
 	else
@@ -151,13 +153,19 @@ is_unsigned_copy(Snapshot snapshot)
 	return above_everything(snapshot) > (int64) U64FromFullTransactionId(ReadNextFullTransactionId());
 }
 
-/* A frontier that nobody signed stops routing until adopt(). */
+/*
+ * Once the identity is ours, only a frontier can tell that what is stored is not.  Where
+ * nothing was routed there is none: one that nobody signed stops routing until adopt().
+ */
 static void
-stop_routing(void)
+stop_routing_if_unrouted(Snapshot snapshot)
 {
 	Frontier	nothing = {0};
+	Frontier	stored;
 
-	frontier_append(&nothing, &nothing);
+	frontier_read(&stored, snapshot);
+	if (stored.id == 0 && log_has_messages())
+		frontier_append(&nothing, &nothing);
 }
 
 /*
@@ -178,23 +186,28 @@ identity_take_over(bool force)
 	snapshot = snapshot_push();
 	/* another may have done it while we waited for the lock */
 	(void) read_row(rows, &identity, &tid);
-	copied = !identity.exists && is_unsigned_copy(snapshot);
-	if (!identity.exists && !copied)
-		write_row(rows, NULL, 0);
-	else if (copied || identity.foreign || force)
+	copied = identity.exists ? identity.foreign : is_unsigned_copy(snapshot);
+	if (copied && !force)
+		stop_routing_if_unrouted(snapshot);
+	if (copied || force)
 		write_row(rows, identity.exists ? &tid : NULL,
-				  Max(0, above_everything(snapshot) - full_transaction(snapshot->xmin)));
-	if (copied)
-		stop_routing();
+				  Max(0, above_everything(snapshot) - full_transaction(snapshot->xmin)),
+				  identity.in_use);
+	else if (!identity.exists)
+		write_row(rows, NULL, 0, false);
 	snapshot_pop();
 	rows_close(rows);
 }
 
-static bool
-is_unsigned_copy_now(void)
+/* Was what is stored enqueued elsewhere? */
+bool
+identity_is_copy(const Identity *identity)
 {
-	bool		copied = is_unsigned_copy(snapshot_push());
+	bool		copied;
 
+	if (identity->exists)
+		return identity->foreign;
+	copied = is_unsigned_copy(snapshot_push());
 	snapshot_pop();
 	return copied;
 }
@@ -207,7 +220,7 @@ identity_offset_for_enqueue(void)
 	if (cached)
 		return cached_offset;
 	identity_read(&identity);
-	if (identity.foreign || (!identity.exists && is_unsigned_copy_now()))
+	if (identity_is_copy(&identity))
 	{
 		identity_take_over(false);
 		identity_read(&identity);
@@ -217,15 +230,28 @@ identity_offset_for_enqueue(void)
 	return cached_offset;
 }
 
+/*
+ * An enqueue into a copy may have made the identity; then the rest of the first use is
+ * still to be done.
+ */
 bool
 identity_ensure(void)
 {
+	Rows	   *rows;
 	Identity	identity;
+	ItemPointerData tid;
 
 	identity_read(&identity);
-	if (identity.exists)
+	if (identity.in_use)
 		return false;
 	identity_take_over(false);
+
+	rows = rows_open(OB_IDENTITY, true);
+	snapshot_push();
+	if (read_row(rows, &identity, &tid))
+		write_row(rows, &tid, identity.offset, true);
+	snapshot_pop();
+	rows_close(rows);
 	subscription_insert_default();
 	return true;
 }

@@ -11,8 +11,8 @@
  * coordinator with nothing to do makes room when another database waits: it leaves the
  * time of its next deadline in shared memory, and that or a commit brings it back.
  *
- * A coordinator that failed is started again after 1 s, then 2 s, … up to a minute.  So
- * are processes for which there was no free slot (max_worker_processes).
+ * A coordinator that failed is started again after 1 s, then 2 s, … up to a minute.  For
+ * processes for which there was no free slot (max_worker_processes) it is tried every 5 s.
  *
  * Exits of our processes and what they mean:
  *
@@ -31,6 +31,7 @@
 #include "access/heapam.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "access/xact.h"
 #include "catalog/pg_database.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
@@ -52,6 +53,7 @@
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
 
 static List *to_probe = NIL;	/* OIDs, in LauncherContext */
+static char *listed_databases = NULL;	/* outbox.databases when they were listed */
 static MemoryContext LauncherContext;
 static bool told_no_slot = false;
 
@@ -59,10 +61,10 @@ static void launcher_gone(int code, Datum argument);
 static void list_databases(void);
 static TimestampTz launcher_turn(void);
 static TimestampTz probe_next(TimestampTz now);
+static bool is_to_be_probed(Oid database);
 static bool start_process(WorkerKind kind, Oid database);
-static void release_dead_suspenders(void);
+static bool release_dead_suspenders(void);
 static void ask_one_to_leave(void);
-static char *served_name(Oid database);
 
 void
 launcher_register(void)
@@ -108,7 +110,7 @@ outbox_launcher_main(Datum argument)
 		MemoryContextSwitchTo(LauncherContext);
 		pause = Min(pause * 2, PAUSE_MAX);
 		PG_exception_stack = &local_sigjmp_buf;
-		(void) session_wait(pause);
+		session_pause(pause);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
 
@@ -119,10 +121,15 @@ outbox_launcher_main(Datum argument)
 
 		pause = PAUSE_FIRST;
 		(void) session_wait(next - GetCurrentTimestamp());
+		if (strcmp(listed_databases, outbox_databases) != 0)
+			list_databases();
 	}
 }
 
-/* Those that take connections and are no templates: each is probed once. */
+/*
+ * Those that take connections and are no templates: each is probed once, and again those
+ * that have no extension when outbox.databases has changed.
+ */
 static void
 list_databases(void)
 {
@@ -132,6 +139,9 @@ list_databases(void)
 
 	list_free(to_probe);
 	to_probe = NIL;
+	if (listed_databases != NULL)
+		pfree(listed_databases);
+	listed_databases = MemoryContextStrdup(LauncherContext, outbox_databases);
 	session_transaction_begin("listing databases");
 	PushActiveSnapshot(GetTransactionSnapshot());
 	rel = table_open(DatabaseRelationId, AccessShareLock);
@@ -164,7 +174,8 @@ launcher_turn(void)
 
 	if (!outbox_enabled)
 		return next;
-	release_dead_suspenders();
+	if (release_dead_suspenders())
+		next = now + USECS_PER_SEC;
 	next = Min(next, probe_next(now));
 
 	for (int i = 0; i < DATABASES_MAX; i++)
@@ -176,7 +187,7 @@ launcher_turn(void)
 
 		LWLockAcquire(worker_state->lock, LW_SHARED);
 		database = slot->database;
-		wanted = OidIsValid(database) && slot->wanted && slot->suspended_by == 0;
+		wanted = OidIsValid(database) && slot->wanted && !database_is_suspended(slot);
 		due = (pg_atomic_read_u32(&slot->work) != 0) ? DT_NOBEGIN : slot->deadline;
 		due = Max(due, slot->not_before);
 		LWLockRelease(worker_state->lock);
@@ -215,33 +226,50 @@ launcher_turn(void)
 static TimestampTz
 probe_next(TimestampTz now)
 {
-	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	if (OidIsValid(worker_state->probe_request))
-	{
-		Oid			requested = worker_state->probe_request;
+	Oid			database;
 
-		worker_state->probe_request = InvalidOid;
-		LWLockRelease(worker_state->lock);
-		to_probe = lappend_oid(to_probe, requested);
+	while (next_probe_request(&database))
+	{
+		if (OidIsValid(database))
+			to_probe = lappend_oid(to_probe, database);
+		else
+			list_databases();
 	}
-	else
-		LWLockRelease(worker_state->lock);
+	while (to_probe != NIL && !is_to_be_probed(linitial_oid(to_probe)))
+		to_probe = list_delete_first(to_probe);
 
 	if (to_probe == NIL)
 		return DT_NOEND;
 	if (workers_of(WORKER_PROBE, InvalidOid, InvalidOid) == 0)
 	{
-		DatabaseSlot *slot = database_slot(linitial_oid(to_probe), false);
-
-		if (slot == NULL || !slot->wanted)
-		{
-			if (!start_process(WORKER_PROBE, linitial_oid(to_probe)))
-				return now + NO_SLOT_PAUSE;
-		}
+		if (!start_process(WORKER_PROBE, linitial_oid(to_probe)))
+			return now + NO_SLOT_PAUSE;
 		to_probe = list_delete_first(to_probe);
 	}
 	/* its exit wakes us; this is for one that never started */
 	return now + USECS_PER_SEC;
+}
+
+/* Not one that is known already, nor one that nobody shall be connected to. */
+static bool
+is_to_be_probed(Oid database)
+{
+	DatabaseSlot *slot = database_slot(database, false);
+	bool		known = false;
+	char	   *name;
+	bool		served;
+
+	if (slot != NULL)
+	{
+		LWLockAcquire(worker_state->lock, LW_SHARED);
+		known = slot->wanted || database_is_suspended(slot);
+		LWLockRelease(worker_state->lock);
+	}
+	name = known ? NULL : served_name(database);
+	served = (name != NULL && database_is_served(name));
+	if (name != NULL)
+		pfree(name);
+	return served;
 }
 
 static bool
@@ -264,25 +292,33 @@ start_process(WorkerKind kind, Oid database)
 	return false;
 }
 
-/* Who suspended a database and died did not resume it. */
-static void
+/* Who suspended a database and died did not resume it.  True: one is suspended by who lives. */
+static bool
 release_dead_suspenders(void)
 {
-	for (int i = 0; i < DATABASES_MAX; i++)
-	{
-		DatabaseSlot *slot = &worker_state->databases[i];
-		pid_t		suspender = slot->suspended_by;
+	bool		any = false;
 
-		if (suspender == 0 || BackendPidGetProc(suspender) != NULL)
+	for (int i = 0; i < DATABASES_MAX * SUSPENDERS_MAX; i++)
+	{
+		DatabaseSlot *slot = &worker_state->databases[i / SUSPENDERS_MAX];
+		pid_t		suspender = slot->suspenders[i % SUSPENDERS_MAX];
+
+		if (suspender == 0)
 			continue;
+		if (BackendPidGetProc(suspender) != NULL)
+		{
+			any = true;
+			continue;
+		}
 		LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-		if (slot->suspended_by == suspender)
-			slot->suspended_by = 0;
+		if (slot->suspenders[i % SUSPENDERS_MAX] == suspender)
+			slot->suspenders[i % SUSPENDERS_MAX] = 0;
 		LWLockRelease(worker_state->lock);
 	}
+	return any;
 }
 
-/* The coordinator that has been idle longest. */
+/* The coordinator that has had nothing to do for longest. */
 static void
 ask_one_to_leave(void)
 {
@@ -300,7 +336,7 @@ ask_one_to_leave(void)
 			longest = slot;
 	}
 	if (longest != NULL)
-		longest->leave = true;
+		longest->leave = Max(longest->leave, LEAVE_IF_IDLE);
 	LWLockRelease(worker_state->lock);
 	if (longest != NULL)
 		wake_process(longest->process);
@@ -310,14 +346,16 @@ ask_one_to_leave(void)
  * The name of a database that may be served; NULL: it is gone, or takes no connections,
  * or is a template, to which nobody must be connected when it is copied.
  */
-static char *
+char *
 served_name(Oid database)
 {
 	MemoryContext caller = CurrentMemoryContext;
+	bool		alone = !IsTransactionState();
 	HeapTuple	tuple;
 	char	   *name = NULL;
 
-	session_transaction_begin("looking up a database");
+	if (alone)
+		session_transaction_begin("looking up a database");
 	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
 	if (HeapTupleIsValid(tuple))
 	{
@@ -327,7 +365,8 @@ served_name(Oid database)
 			name = MemoryContextStrdup(caller, NameStr(form->datname));
 		ReleaseSysCache(tuple);
 	}
-	session_transaction_commit();
+	if (alone)
+		session_transaction_commit();
 	MemoryContextSwitchTo(caller);
 	return name;
 }

@@ -12,6 +12,7 @@
  */
 #include "claim.h"
 
+#include "lib/qunique.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -19,6 +20,9 @@
 
 static bool lock_token(Lease *lease, bool *lost);
 static void join_subscription(Lease *lease);
+static void index_places(Lease *lease);
+static int	compare_places(const void *a, const void *b);
+static int	compare_chosen(const void *a, const void *b);
 static Run *transition(Lease *lease, Run *part, Run *rest, const Settlement *settlement, TimestampTz now);
 static void note_progress(Lease *lease, TimestampTz now);
 static Run *settle_part(Lease *lease, int index, Cover *part, int count,
@@ -41,6 +45,7 @@ lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
 	} while (!lock_token(lease, &lost) && lost);
 	if (lease->n > 0)
 		join_subscription(lease);
+	index_places(lease);
 	return lease;
 }
 
@@ -75,6 +80,7 @@ lock_token(Lease *lease, bool *lost)
 	lease->runs = palloc(Max(list_length(runs), 1) * sizeof(Run *));
 	foreach(cell, runs)
 	{
+		CHECK_FOR_INTERRUPTS();
 		run = lfirst(cell);
 		if (run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED)
 			*lost = true;
@@ -174,44 +180,98 @@ lease_settle(Lease *lease, int64 position, const Settlement *settlement)
 	return settle_part(lease, index, one, 1, settlement);
 }
 
-/* Which of the runs holds the message; -1: none. */
+/*
+ * Which of the runs holds the message; -1: none.  The ranges of the runs of a token do not
+ * overlap, so they are looked up as they were when the rows were locked; what has been
+ * settled since is no longer in the run.
+ */
 int
 lease_index(const Lease *lease, int64 position)
 {
-	for (int i = 0; i < lease->n; i++)
+	int			low = 0;
+	int			high = lease->n_places;
+
+	while (low < high)
 	{
-		if (lease->runs[i] != NULL && cover_contains(lease->runs[i]->positions, position))
-			return i;
+		int			middle = (low + high) / 2;
+
+		if (lease->places[middle].range.upper > position)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	if (low < lease->n_places && lease->places[low].range.lower <= position)
+	{
+		Run		   *run = lease->runs[lease->places[low].run];
+
+		if (run != NULL && cover_contains(run->positions, position))
+			return lease->places[low].run;
 	}
 	return -1;
 }
 
-/* Settle those of the positions that are held, a run at a time; they ascend. */
+static void
+index_places(Lease *lease)
+{
+	int			n = 0;
+
+	for (int i = 0; i < lease->n; i++)
+		n += lease->runs[i]->positions->n;
+	lease->places = palloc(Max(n, 1) * sizeof(LeasePlace));
+	lease->n_places = 0;
+	for (int i = 0; i < lease->n; i++)
+	{
+		for (int j = 0; j < lease->runs[i]->positions->n; j++)
+			lease->places[lease->n_places++] = (LeasePlace) {lease->runs[i]->positions->ranges[j], i};
+	}
+	qsort(lease->places, n, sizeof(LeasePlace), compare_places);
+}
+
+static int
+compare_places(const void *a, const void *b)
+{
+	return compare_int64(&((const LeasePlace *) a)->range.lower, &((const LeasePlace *) b)->range.lower);
+}
+
+/* By run, then by position. */
+static int
+compare_chosen(const void *a, const void *b)
+{
+	const LeasePlace *left = a;
+	const LeasePlace *right = b;
+
+	if (left->run != right->run)
+		return left->run < right->run ? -1 : 1;
+	return compare_int64(&left->range.lower, &right->range.lower);
+}
+
+/* Settle those of the positions that are held, a run at a time. */
 int64
 lease_settle_some(Lease *lease, const int64 *positions, int n, const Settlement *settlement)
 {
-	int64		settled = 0;
+	LeasePlace *chosen = palloc(Max(n, 1) * sizeof(LeasePlace));
+	int			n_chosen = 0;
 
-	for (int i = 0; i < lease->n; i++)
+	for (int i = 0; i < n; i++)
+	{
+		int			run = lease_index(lease, positions[i]);
+
+		if (run >= 0)
+			chosen[n_chosen++] = (LeasePlace) {{positions[i], positions[i] + 1}, run};
+	}
+	qsort(chosen, n_chosen, sizeof(LeasePlace), compare_chosen);
+	n_chosen = (int) qunique(chosen, n_chosen, sizeof(LeasePlace), compare_chosen);
+
+	for (int first = 0, next; first < n_chosen; first = next)
 	{
 		Cover	   *part = cover_make();
-		int			count = 0;
 
-		for (int j = 0; j < n && lease->runs[i] != NULL; j++)
-		{
-			bool		repeated = (j > 0 && positions[j] == positions[j - 1]);
-
-			if (repeated || !cover_contains(lease->runs[i]->positions, positions[j]))
-				continue;
-			cover_append(part, positions[j], positions[j] + 1);
-			count++;
-		}
-		if (count == 0)
-			continue;
-		(void) settle_part(lease, i, part, count, settlement);
-		settled += count;
+		CHECK_FOR_INTERRUPTS();
+		for (next = first; next < n_chosen && chosen[next].run == chosen[first].run; next++)
+			cover_append(part, chosen[next].range.lower, chosen[next].range.upper);
+		(void) settle_part(lease, chosen[first].run, part, next - first, settlement);
 	}
-	return settled;
+	return n_chosen;
 }
 
 int64
@@ -224,6 +284,7 @@ lease_settle_all(Lease *lease, const Settlement *settlement)
 	{
 		Run		   *run = lease->runs[i];
 
+		CHECK_FOR_INTERRUPTS();
 		if (run == NULL)
 			continue;
 		messages += run->message_count;

@@ -12,6 +12,7 @@
 #include "outbox.h"
 
 #include "access/transam.h"
+#include "lib/qunique.h"
 
 static FullTransactionId counted_transaction = {0};
 static int64 counted = 0;
@@ -82,4 +83,14 @@ compare_int64(const void *a, const void *b)
 	int64		right = *(const int64 *) b;
 
 	return (left > right) - (left < right);
+}
+
+/* Sorts, and drops what is there twice; returns how many are left. */
+int
+sort_unique_int64(int64 *values, int n)
+{
+	if (n < 2)
+		return n;
+	qsort(values, n, sizeof(int64), compare_int64);
+	return (int) qunique(values, n, sizeof(int64), compare_int64);
 }

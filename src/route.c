@@ -148,8 +148,11 @@ frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset)
 	/* step 2: our own is in progress, even if the snapshot does not say so */
 	if (FullTransactionIdIsValid(own) && (int64) U64FromFullTransactionId(own) + offset < frontier->horizon)
 		frontier->running[n++] = (int64) U64FromFullTransactionId(own) + offset;
-	qsort(frontier->running, n, sizeof(int64), compare_int64);
-	frontier->n_running = n;
+	/*
+	 * A transaction that is being prepared is listed twice, as its backend's and as the
+	 * prepared one's: filed twice, its messages would be delivered twice.
+	 */
+	frontier->n_running = sort_unique_int64(frontier->running, n);
 }
 
 static int64
@@ -302,6 +305,17 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		{
 			identity_take_over(false);
 			identity_read(&identity);
+			*wrote = true;
+		}
+		if (s1.id != 0 && !identity_is_here(s1.system_identifier, s1.database))
+		{
+			/* an empty outbox adopts itself: what comes now is ours */
+			Frontier	ours = s1;
+
+			frontier_sign(&ours);
+			frontier_append(&s1, &ours);
+			ours.id = s1.id + 1;
+			s1 = ours;
 			*wrote = true;
 		}
 		frontier_of_snapshot(&s2, snapshot, identity.offset);

@@ -31,6 +31,7 @@
 #include "utils/ps_status.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
+#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 static void force_settings(bool user_code);
@@ -139,12 +140,28 @@ session_wait(int64 usecs)
 	events = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, PG_WAIT_EXTENSION);
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
+	session_reload();
 	return (events & WL_LATCH_SET) != 0;
+}
+
+void
+session_reload(void)
+{
+	if (!ConfigReloadPending)
+		return;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+}
+
+/* An error that comes again with each commit shall not fill the log. */
+void
+session_pause(int64 usecs)
+{
+	TimestampTz until = GetCurrentTimestamp() + usecs;
+	int64		left;
+
+	while ((left = until - GetCurrentTimestamp()) > 0)
+		(void) session_wait(left);
 }
 
 /* Asked to leave, switched off, or the database shall be left alone. */
@@ -155,7 +172,8 @@ worker_should_leave(const WorkerSlot *slot)
 	bool		leave;
 
 	LWLockAcquire(worker_state->lock, LW_SHARED);
-	leave = slot->leave || database == NULL || database->suspended_by != 0;
+	/* a database without a slot is one that a probe looks at for the first time */
+	leave = slot->leave != LEAVE_NOT || (database != NULL && database_is_suspended(database));
 	LWLockRelease(worker_state->lock);
 	return leave || !outbox_enabled;
 }

@@ -15,6 +15,7 @@
 #include "route.h"
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -125,12 +126,19 @@ positions_of_ids(ArrayType *ids, int *n)
 	int64	   *positions;
 
 	deconstruct_array(ids, UUIDOID, UUID_LEN, false, TYPALIGN_CHAR, &values, &nulls, &n_ids);
+	if (n_ids > OUTBOX_MAX_BATCH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("too many ids"),
+				 errdetail("There are %d; a claim has at most %d messages.", n_ids, OUTBOX_MAX_BATCH),
+				 errhint("Pass NULL for the whole batch.")));
 	positions = palloc(Max(n_ids, 1) * sizeof(int64));
 	*n = 0;
 	for (int i = 0; i < n_ids; i++)
 	{
 		TupleTableSlot *slot;
 
+		CHECK_FOR_INTERRUPTS();
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -322,6 +330,7 @@ renew_runs(Lease *lease, const int *named, int64 duration)
 		Run		   *run = lease->runs[i];
 		TimestampTz until = locked_until;
 
+		CHECK_FOR_INTERRUPTS();
 		if (named != NULL && named[i] == 0)
 			continue;
 		if (named != NULL && named[i] < run->message_count)

@@ -116,7 +116,7 @@ subscriptions_shown(Snapshot snapshot)
 	Identity	identity;
 
 	identity_read(&identity);
-	if (list == NIL && !identity.exists)
+	if (list == NIL && !identity.in_use)
 		list = list_make1(default_to_be());
 	return list;
 }

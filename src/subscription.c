@@ -218,7 +218,7 @@ find_or_make_default(const char *name)
 	if (subscription != NULL)
 		return subscription;
 	identity_read(&identity);
-	if (identity.exists)
+	if (identity.in_use)
 		return NULL;
 	routing_lock_wait();
 	identity_ensure();
@@ -234,7 +234,7 @@ subscription_get_now(const char *name, int wait_ms)
 	if (subscription != NULL)
 		return subscription;
 	identity_read(&identity);
-	if (!identity.exists && !routing_lock(wait_ms))
+	if (!identity.in_use && !routing_lock(wait_ms))
 		return NULL;
 	return subscription_get(name);
 }

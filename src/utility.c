@@ -4,13 +4,15 @@
  *
  * DROP DATABASE, ALTER DATABASE … RENAME or SET TABLESPACE and CREATE DATABASE … TEMPLATE
  * fail where somebody else is connected.  Test frameworks run them all day.  So the
- * database is suspended first: its processes are ended, and none is started until the
- * command has ended.  Only for those who could run the command: others shall not stop a
- * worker by trying.
+ * database is suspended first: its processes are asked to leave, those that do not are
+ * terminated, and none is started until the command has ended.  Only for those who could
+ * run the command: others shall not stop a worker by trying.
  *
  * Also: COMMIT PREPARED wakes the coordinator, since no commit callback of the
- * transaction's own runs then; and after ALTER DATABASE or ROLE … SET our processes of
- * the database are ended, so that they connect again with the new settings.
+ * transaction's own runs then; a new database is looked at when its making has been
+ * committed; and when ALTER DATABASE or ROLE has been committed our processes there are
+ * asked to leave, so that others connect with the new settings, or do not, where that is
+ * what was set.
  */
 #include "worker.h"
 
@@ -30,8 +32,19 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-/* A hook may take a moment to notice its cancel. */
+/* Who is idle leaves by itself; who calls a hook, or is registered, takes longer. */
+#define SUSPEND_ASK_MS	100
 #define SUSPEND_WAIT_MS	5000
+
+/* what is to be told at the commit */
+typedef struct Change
+{
+	bool		look;			/* the database may be one to serve now */
+	Oid			database;		/* InvalidOid: all */
+	Oid			role;			/* InvalidOid: all */
+} Change;
+
+static List *changes = NIL;		/* in the memory of the transaction */
 
 static ProcessUtility_hook_type previous_utility = NULL;
 
@@ -39,19 +52,23 @@ static void outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only
 						   ProcessUtilityContext context, ParamListInfo params,
 						   QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion);
 static Oid database_wanted_alone(Node *statement);
+static Oid others_database(Oid database);
 static Oid template_of(CreatedbStmt *statement);
 static bool sets_tablespace(AlterDatabaseStmt *statement);
 static Oid owned_database(const char *name);
 static bool suspend(Oid database);
 static bool anybody_connected(Oid database, bool signal_them);
+static void resume(Oid database);
 static void after_success(Node *statement, Oid alone);
-static void reconnect(Oid database, Oid role);
+static void tell_at_commit(bool look, Oid database, Oid role);
+static void transaction_end(XactEvent event, void *arg);
 
 void
 utility_register_hook(void)
 {
 	previous_utility = ProcessUtility_hook;
 	ProcessUtility_hook = outbox_utility;
+	RegisterXactCallback(transaction_end, NULL);
 }
 
 static void
@@ -72,7 +89,7 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 	PG_CATCH();
 	{
 		if (OidIsValid(alone))
-			workers_resume(alone);
+			resume(alone);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -86,20 +103,27 @@ database_wanted_alone(Node *statement)
 	switch (nodeTag(statement))
 	{
 		case T_DropdbStmt:
-			return owned_database(castNode(DropdbStmt, statement)->dbname);
+			return others_database(owned_database(castNode(DropdbStmt, statement)->dbname));
 		case T_RenameStmt:
 			if (castNode(RenameStmt, statement)->renameType == OBJECT_DATABASE)
-				return owned_database(castNode(RenameStmt, statement)->subname);
+				return others_database(owned_database(castNode(RenameStmt, statement)->subname));
 			return InvalidOid;
 		case T_AlterDatabaseStmt:
 			if (sets_tablespace(castNode(AlterDatabaseStmt, statement)))
-				return owned_database(castNode(AlterDatabaseStmt, statement)->dbname);
+				return others_database(owned_database(castNode(AlterDatabaseStmt, statement)->dbname));
 			return InvalidOid;
 		case T_CreatedbStmt:
 			return template_of(castNode(CreatedbStmt, statement));
 		default:
 			return InvalidOid;
 	}
+}
+
+/* The one that a session is connected to it can copy, but neither drop, rename nor move. */
+static Oid
+others_database(Oid database)
+{
+	return database == MyDatabaseId ? InvalidOid : database;
 }
 
 static Oid
@@ -135,8 +159,7 @@ owned_database(const char *name)
 {
 	Oid			database = get_database_oid(name, true);
 
-	if (!OidIsValid(database) || database == MyDatabaseId ||
-		!outbox_database_ownercheck(database, GetUserId()))
+	if (!OidIsValid(database) || !outbox_database_ownercheck(database, GetUserId()))
 		return InvalidOid;
 	return database;
 }
@@ -149,17 +172,16 @@ static bool
 suspend(Oid database)
 {
 	DatabaseSlot *slot = database_slot(database, false);
-	TimestampTz give_up = GetCurrentTimestamp() + MSECS(SUSPEND_WAIT_MS);
+	TimestampTz began = GetCurrentTimestamp();
 
-	if (slot == NULL)
+	if (slot == NULL || !database_suspend(slot))
 		return false;
-	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	slot->suspended_by = MyProcPid;
-	LWLockRelease(worker_state->lock);
+	(void) workers_ask_to_leave(database, InvalidOid);
 
 	PG_TRY();
 	{
-		while (anybody_connected(database, true) && GetCurrentTimestamp() < give_up)
+		while (GetCurrentTimestamp() < began + MSECS(SUSPEND_WAIT_MS) &&
+			   anybody_connected(database, GetCurrentTimestamp() > began + MSECS(SUSPEND_ASK_MS)))
 		{
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, PG_WAIT_EXTENSION);
 			ResetLatch(MyLatch);
@@ -168,7 +190,7 @@ suspend(Oid database)
 	}
 	PG_CATCH();
 	{
-		workers_resume(database);
+		resume(database);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -201,19 +223,13 @@ anybody_connected(Oid database, bool signal_them)
 	return any;
 }
 
-void
-workers_resume(Oid database)
+static void
+resume(Oid database)
 {
 	DatabaseSlot *slot = database_slot(database, false);
 
-	if (slot == NULL)
-		return;
-	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	slot->suspended_by = 0;
-	slot->not_before = DT_NOBEGIN;
-	slot->deadline = DT_NOBEGIN;
-	LWLockRelease(worker_state->lock);
-	wake_launcher();
+	if (slot != NULL)
+		database_resume(slot);
 }
 
 static void
@@ -228,14 +244,18 @@ after_success(Node *statement, Oid alone)
 				database_slot_free(database_slot(alone, false));
 			return;
 		case T_CreatedbStmt:
-			request_probe(get_database_oid(castNode(CreatedbStmt, statement)->dbname, true));
+			tell_at_commit(true, get_database_oid(castNode(CreatedbStmt, statement)->dbname, true), InvalidOid);
 			break;
 		case T_AlterDatabaseSetStmt:
-			reconnect(get_database_oid(castNode(AlterDatabaseSetStmt, statement)->dbname, true), InvalidOid);
+			tell_at_commit(false, get_database_oid(castNode(AlterDatabaseSetStmt, statement)->dbname, true), InvalidOid);
+			break;
+		case T_AlterDatabaseStmt:
+			/* IS_TEMPLATE, ALLOW_CONNECTIONS */
+			tell_at_commit(true, get_database_oid(castNode(AlterDatabaseStmt, statement)->dbname, true), InvalidOid);
 			break;
 		case T_AlterRoleSetStmt:
-			if (castNode(AlterRoleSetStmt, statement)->role != NULL)
-				reconnect(InvalidOid, get_rolespec_oid(castNode(AlterRoleSetStmt, statement)->role, true));
+			tell_at_commit(false, InvalidOid, castNode(AlterRoleSetStmt, statement)->role == NULL ? InvalidOid :
+						   get_rolespec_oid(castNode(AlterRoleSetStmt, statement)->role, true));
 			break;
 		case T_TransactionStmt:
 			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED)
@@ -251,29 +271,35 @@ after_success(Node *statement, Oid alone)
 			break;
 	}
 	if (OidIsValid(alone))
-		workers_resume(alone);
+		resume(alone);
 }
 
-/* End those that are connected with old settings; others take their place. */
 static void
-reconnect(Oid database, Oid role)
+tell_at_commit(bool look, Oid database, Oid role)
 {
-	pid_t		pids[WORKERS_MAX];
-	int			n = 0;
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+	Change	   *change = palloc(sizeof(Change));
 
-	if (!OidIsValid(database) && !OidIsValid(role))
+	*change = (Change) {look, database, role};
+	changes = lappend(changes, change);
+	MemoryContextSwitchTo(caller);
+}
+
+/* Nothing here can fail: the transaction is committed. */
+static void
+transaction_end(XactEvent event, void *arg)
+{
+	ListCell   *cell;
+
+	if (event != XACT_EVENT_COMMIT && event != XACT_EVENT_ABORT && event != XACT_EVENT_PREPARE)
 		return;
-	LWLockAcquire(worker_state->lock, LW_SHARED);
-	for (int i = 0; i < WORKERS_MAX; i++)
+	foreach(cell, event == XACT_EVENT_COMMIT ? changes : NIL)
 	{
-		WorkerSlot *slot = &worker_state->workers[i];
+		Change	   *change = lfirst(cell);
 
-		if (slot->used && slot->pid != 0 &&
-			(!OidIsValid(database) || slot->database == database) &&
-			(!OidIsValid(role) || slot->role == role))
-			pids[n++] = slot->pid;
+		(void) workers_ask_to_leave(change->database, change->role);
+		if (change->look)
+			request_probe(change->database);
 	}
-	LWLockRelease(worker_state->lock);
-	for (int i = 0; i < n; i++)
-		(void) kill(pids[i], SIGTERM);
+	changes = NIL;
 }

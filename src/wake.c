@@ -63,22 +63,26 @@ void
 wake_database(Oid database, uint32 why)
 {
 	DatabaseSlot *slot = (database == MyDatabaseId) ? my_database() : database_slot(database, true);
-	bool		was_set;
+	bool		told;
 	uint32		process;
 
 	if (slot == NULL)
 		return;
+	/* who set the flag has woken somebody, who looks again by himself until he could do it */
+	told = (pg_atomic_fetch_or_u32(&slot->work, why) != 0);
 	if (!slot->wanted)
 	{
 		LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 		slot->wanted = true;
 		LWLockRelease(worker_state->lock);
+		told = false;
 	}
-	was_set = (pg_atomic_fetch_or_u32(&slot->work, why) != 0);
+	if (told)
+		return;
 	process = pg_atomic_read_u32(&slot->coordinator);
 	if (process == PG_UINT32_MAX)
 		wake_launcher();
-	else if (!was_set)
+	else
 		wake_process((int) process);
 }
 
@@ -88,9 +92,25 @@ request_probe(Oid database)
 	if (worker_state == NULL)
 		return;
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	worker_state->probe_request = database;
+	if (worker_state->n_probes == PROBES_MAX)
+		worker_state->probes[0] = InvalidOid;
+	else
+		worker_state->probes[worker_state->n_probes++] = database;
 	LWLockRelease(worker_state->lock);
 	wake_launcher();
+}
+
+bool
+next_probe_request(Oid *database)
+{
+	bool		found;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	found = worker_state->n_probes > 0;
+	if (found)
+		*database = worker_state->probes[--worker_state->n_probes];
+	LWLockRelease(worker_state->lock);
+	return found;
 }
 
 /* Preloaded and switched on: a delivery worker comes when there is something to push. */

@@ -23,6 +23,8 @@
 
 #define DATABASES_MAX	256		/* that have the extension, in one cluster */
 #define WORKERS_MAX		128
+#define SUSPENDERS_MAX	8		/* of a database at once; copies are made side by side */
+#define PROBES_MAX		16
 
 typedef enum WorkerKind
 {
@@ -30,6 +32,14 @@ typedef enum WorkerKind
 	WORKER_COORDINATOR,
 	WORKER_DELIVERY
 } WorkerKind;
+
+/* asked of a process */
+typedef enum LeaveRequest
+{
+	LEAVE_NOT,
+	LEAVE_IF_IDLE,				/* another database waits for a coordinator */
+	LEAVE_NOW					/* after the turn */
+} LeaveRequest;
 
 /*
  * A database that has, or may have, the extension.  All fields are protected by the lock,
@@ -40,7 +50,9 @@ typedef struct DatabaseSlot
 {
 	Oid			database;		/* InvalidOid: free */
 	bool		wanted;			/* the extension is there, as far as we know */
-	pid_t		suspended_by;	/* this backend wants nobody to be connected; 0: nobody does */
+	/* these backends want nobody to be connected; 0: free */
+	pid_t		suspenders[SUSPENDERS_MAX];
+	bool		told_copy;		/* the log has it that the data is a copy */
 	int			failures;		/* of coordinators, in a row */
 	TimestampTz not_before;		/* back-off */
 	TimestampTz deadline;		/* nothing to do before, as the last coordinator left it */
@@ -65,9 +77,9 @@ typedef struct WorkerSlot
 	int			process;		/* its number, to set its latch */
 	TimestampTz registered_at;
 	TimestampTz started_at;
-	bool		leave;			/* asked to, by the launcher */
+	LeaveRequest leave;
 	pg_atomic_uint32 busy;		/* not waiting for something to do */
-	pg_atomic_uint64 idle_since;
+	pg_atomic_uint64 idle_since;	/* last time there was something to do */
 	pg_atomic_uint64 handled;	/* messages */
 	/* a hook that is not back by then has caught its cancels: the process is ended */
 	pg_atomic_uint64 hook_until;
@@ -78,7 +90,9 @@ typedef struct WorkerState
 	LWLock	   *lock;
 	int			launcher;		/* its number, -1: none; read without the lock to wake it */
 	pid_t		launcher_pid;
-	Oid			probe_request;	/* a new database that may have the extension */
+	/* new databases that may have the extension; more: all are looked at */
+	Oid			probes[PROBES_MAX];
+	int			n_probes;
 	DatabaseSlot databases[DATABASES_MAX];
 	WorkerSlot	workers[WORKERS_MAX];
 } WorkerState;
@@ -92,6 +106,10 @@ extern void workers_startup_shmem(void);
 /* the slot of a database; made if there is none and "make"; NULL: none, or no room */
 extern DatabaseSlot *database_slot(Oid database, bool make);
 extern void database_slot_free(DatabaseSlot *slot);
+/* this backend wants nobody of ours to be connected; false: too many do */
+extern bool database_suspend(DatabaseSlot *slot);
+extern void database_resume(DatabaseSlot *slot);
+extern bool database_is_suspended(const DatabaseSlot *slot);
 extern WorkerSlot *worker_reserve(WorkerKind kind, Oid database, Oid role);
 extern bool worker_start(WorkerSlot *slot);
 /* in the process itself: takes its slot, and gives it back at its end */
@@ -103,6 +121,8 @@ extern bool worker_is(WorkerKind kind);
 extern void wake_process(int process);
 extern void wake_launcher(void);
 extern int	workers_of(WorkerKind kind, Oid database, Oid role);
+/* those of a database, or of a role, shall leave after their turn; returns how many there are */
+extern int	workers_ask_to_leave(Oid database, Oid role);
 extern const char *worker_kind_name(WorkerKind kind);
 
 /* session.c */
@@ -114,6 +134,9 @@ extern void session_recover(void);
 extern bool session_extension_lock(void);
 /* true: something woke us; false: the time has passed */
 extern bool session_wait(int64 usecs);
+/* after an error: nobody's wake-up shortens it */
+extern void session_pause(int64 usecs);
+extern void session_reload(void);
 extern bool worker_should_leave(const WorkerSlot *slot);
 
 /* wake.c */
@@ -131,12 +154,13 @@ extern bool workers_serve(void);
 extern bool coordinator_runs(void);
 /* a database that may have the extension: the launcher will look */
 extern void request_probe(Oid database);
+/* the launcher's part: the next of them; false: none.  InvalidOid: look at all */
+extern bool next_probe_request(Oid *database);
 /* a coordinator runs: have it route, and wait a moment until it has; false: none, or too slow */
 extern bool wake_and_wait_for_pass(int wait_ms);
 
 /* utility.c */
 extern void utility_register_hook(void);
-extern void workers_resume(Oid database);
 
 /* launcher.c, coordinator.c, delivery_worker.c */
 extern void launcher_register(void);
@@ -146,5 +170,8 @@ extern PGDLLEXPORT void outbox_coordinator_main(Datum argument);
 extern PGDLLEXPORT void outbox_delivery_main(Datum argument);
 extern PGDLLEXPORT void outbox_standalone_main(Datum argument);
 extern bool database_is_served(const char *name);
+extern char *served_name(Oid database);
+/* exit callback of a process that calls hooks: what it has claimed and not begun is given back */
+extern void delivery_give_back(int code, Datum argument);
 
 #endif							/* OUTBOX_WORKER_H */

@@ -98,7 +98,8 @@ database_slot(Oid database, bool make)
 		found = free_slot;
 		found->database = database;
 		found->wanted = false;
-		found->suspended_by = 0;
+		memset(found->suspenders, 0, sizeof(found->suspenders));
+		found->told_copy = false;
 		found->failures = 0;
 		found->not_before = found->deadline = DT_NOBEGIN;
 	}
@@ -113,9 +114,53 @@ database_slot_free(DatabaseSlot *slot)
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	slot->database = InvalidOid;
 	slot->wanted = false;
-	slot->suspended_by = 0;
+	memset(slot->suspenders, 0, sizeof(slot->suspenders));
 	pg_atomic_write_u32(&slot->work, 0);
 	LWLockRelease(worker_state->lock);
+}
+
+bool
+database_suspend(DatabaseSlot *slot)
+{
+	bool		done = false;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < SUSPENDERS_MAX && !done; i++)
+	{
+		if (slot->suspenders[i] != 0)
+			continue;
+		slot->suspenders[i] = MyProcPid;
+		done = true;
+	}
+	LWLockRelease(worker_state->lock);
+	return done;
+}
+
+void
+database_resume(DatabaseSlot *slot)
+{
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < SUSPENDERS_MAX; i++)
+	{
+		if (slot->suspenders[i] == MyProcPid)
+			slot->suspenders[i] = 0;
+	}
+	slot->not_before = DT_NOBEGIN;
+	slot->deadline = DT_NOBEGIN;
+	LWLockRelease(worker_state->lock);
+	wake_launcher();
+}
+
+/* The caller holds the lock. */
+bool
+database_is_suspended(const DatabaseSlot *slot)
+{
+	for (int i = 0; i < SUSPENDERS_MAX; i++)
+	{
+		if (slot->suspenders[i] != 0)
+			return true;
+	}
+	return false;
 }
 
 static bool
@@ -167,7 +212,7 @@ worker_reserve(WorkerKind kind, Oid database, Oid role)
 		slot->process = -1;
 		slot->registered_at = now;
 		slot->started_at = 0;
-		slot->leave = false;
+		slot->leave = LEAVE_NOT;
 		pg_atomic_write_u32(&slot->busy, 0);
 		pg_atomic_write_u64(&slot->idle_since, (uint64) now);
 		pg_atomic_write_u64(&slot->handled, 0);
@@ -242,6 +287,7 @@ static void
 give_back(int code, Datum argument)
 {
 	DatabaseSlot *database;
+	int			coordinator = -1;
 
 	if (my_slot == NULL)
 		return;
@@ -262,14 +308,44 @@ give_back(int code, Datum argument)
 		}
 		else
 			database->failures = 0;
+		/* another one shall take its place */
+		if (my_slot->leave == LEAVE_NOW)
+			database->deadline = DT_NOBEGIN;
 	}
+	if (my_slot->kind == WORKER_DELIVERY && database != NULL)
+		coordinator = (int) pg_atomic_read_u32(&database->coordinator);
 	my_slot->used = false;
 	my_slot->pid = 0;
 	my_slot = NULL;
 	LWLockRelease(worker_state->lock);
 	if (database != NULL)
 		ConditionVariableBroadcast(&database->pass_ended);
+	/* who starts another one if there is still something to do */
+	wake_process(coordinator);
 	wake_launcher();
+}
+
+int
+workers_ask_to_leave(Oid database, Oid role)
+{
+	int			processes[WORKERS_MAX];
+	int			n = 0;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < WORKERS_MAX; i++)
+	{
+		WorkerSlot *slot = &worker_state->workers[i];
+
+		if (!slot->used || (OidIsValid(database) && slot->database != database) ||
+			(OidIsValid(role) && slot->role != role))
+			continue;
+		slot->leave = LEAVE_NOW;
+		processes[n++] = slot->pid != 0 ? slot->process : -1;
+	}
+	LWLockRelease(worker_state->lock);
+	for (int i = 0; i < n; i++)
+		wake_process(processes[i]);
+	return n;
 }
 
 /* A hook of ours may run so long, twice its time limit; 0: none runs. */

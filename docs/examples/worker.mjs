@@ -12,6 +12,9 @@
 // (message.id tells). The database is that of the PG* environment variables. As many of
 // these as you like may run side by side. SIGTERM lets the message at work end and gives
 // the others back.
+//
+// It waits for the notifications of the database's coordinator, and looks every ten seconds
+// all the same. Where no coordinator runs there are none: then set WORKER_POLL=1.
 import { hostname } from 'node:os';
 import { resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -26,7 +29,8 @@ const { default: handle } = await import(pathToFileURL(resolve(handlerFile)));
 
 const batchSize = Number(process.env.WORKER_BATCH ?? 20); // messages in one claim
 const leaseSeconds = Number(process.env.WORKER_LEASE ?? 30);
-const pollSeconds = Number(process.env.WORKER_POLL ?? 1);
+const pollSeconds = Number(process.env.WORKER_POLL ?? 10);
+const errorPauseSeconds = 1;
 const lease = `${leaseSeconds} seconds`; // an interval, never a bare number
 const worker = `${hostname()}:${process.pid}`; // for people: shown in outbox.leases
 const CLAIM_NOT_HELD = 'OB003';
@@ -142,10 +146,11 @@ async function listen() {
   listener = new pg.Client({ application_name: worker });
   listener.on('notification', ({ payload }) => payload === subscription && wake());
   listener.on('error', (error) => log(`listener: ${error.message}`));
-  listener.on('end', () => stopping || setTimeout(listen, pollSeconds * 1000));
+  listener.on('end', () => stopping || setTimeout(listen, errorPauseSeconds * 1000));
   try {
     await listener.connect();
     await listener.query('listen outbox_ready');
+    wake(); // what was said before, nobody has heard
   } catch (error) {
     log(`listener: ${error.message}`);
   }
@@ -161,7 +166,7 @@ async function main() {
       else await pause(pollSeconds);
     } catch (error) {
       log(error.message); // what is claimed comes again when the lease has ended
-      await pause(pollSeconds);
+      await pause(errorPauseSeconds);
     }
   }
   await Promise.allSettled([pool.end(), listener.end()]);

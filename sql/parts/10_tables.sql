@@ -67,6 +67,7 @@ CREATE TABLE outbox.identity (
     database_oid      oid         NOT NULL,
     position_offset   bigint      NOT NULL,
     since             timestamptz NOT NULL,
+    in_use            boolean     NOT NULL,
     CONSTRAINT identity_pkey PRIMARY KEY (singleton),
     CONSTRAINT identity_singleton_check CHECK (singleton)
 );

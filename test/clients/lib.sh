@@ -1,6 +1,7 @@
-# Shared by the tests of clients: a database of the test's own on the server of the PG* environment, and a work folder.
-# Sourced, never executed. What is made is removed at the end of the script.
+# Shared by the tests of clients: a database of the test's own on the server of the PG* environment, a server of its own
+# where workers have to run, and a work folder. Sourced, never executed. What is made is removed at the end of the script.
 
+CLIENT_CLUSTERS=()
 CLIENT_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 skip() { printf 'skipped: %s\n' "$*"; exit 0; }
@@ -15,15 +16,38 @@ new_database() {
 	PGOPTIONS='-c client_min_messages=warning' psql -X -q -v ON_ERROR_STOP=1 -c 'create extension outbox'
 }
 
+drop_database() {
+	[ -n "${CLIENT_DATABASE:-}" ] || return 0
+	PGOPTIONS='-c client_min_messages=warning' psql -X -q -d "$CLIENT_MAINTENANCE" \
+		-c "drop database if exists $CLIENT_DATABASE with (force)" || true
+	export PGDATABASE=$CLIENT_MAINTENANCE
+	CLIENT_DATABASE=
+}
+
+# own_cluster [OPTION...] ['name = value'...]: a server with workers, whose PG* environment replaces the one there was.
+own_cluster() {
+	local dir env
+	dir=$(mktemp -d /tmp/outbox-client-cluster.XXXXXX)
+	CLIENT_CLUSTERS+=("$dir")
+	chmod 755 "$dir"
+	env=$("$CLIENT_TOP/dev/cluster" start "$dir" --no-fsync --tcp "$@")
+	eval "$env"
+	export PGHOST=127.0.0.1
+}
+
 # new_folder: makes one, and sets WORK.
 new_folder() {
 	WORK=$(mktemp -d /tmp/outbox-client.XXXXXX)
 }
 
 clean_up() {
-	local status=$?
-	[ -z "${CLIENT_DATABASE:-}" ] || PGOPTIONS='-c client_min_messages=warning' psql -X -q -d "$CLIENT_MAINTENANCE" \
-		-c "drop database if exists $CLIENT_DATABASE with (force)" || true
+	local status=$? dir
+	drop_database
+	for dir in "${CLIENT_CLUSTERS[@]}"; do
+		[ $status = 0 ] || tail -n 30 "$dir/log"
+		"$CLIENT_TOP/dev/cluster" stop "$dir" || true
+		rm -rf "$dir"
+	done
 	[ -z "${WORK:-}" ] || rm -rf "$WORK"
 	exit $status
 }

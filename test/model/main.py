@@ -80,11 +80,11 @@ class Round:
         self.world = World(options, seed)
         self.random = random.Random(f'{seed}/clock')
         # Every third round is calm: claims leave out what lies below a floor, and floors rise where queues are short,
-        # the clock does not jump, nearly nothing is prepared, and maintain() does not put them back.
+        # the clock does not jump, and maintain() does not put them back. A prepared transaction holds them: few, or many.
         self.world.calm = calm = seed % 3 == 0
         self.jumps = (0,) if calm else (0.05, 0.3, 1, 3, 8, 21)
         self.world.scarce = calm or seed % 4 == 1
-        self.world.prepares = 0.005 if calm else 0.12
+        self.world.prepares = 0.002 if calm and seed % 2 else 0.12
         self.watcher = None             # a connection
 
     def run(self):

@@ -185,8 +185,20 @@ SELECT outbox.enqueue('with', '1') IS NOT NULL;
 WITH taken AS (SELECT * FROM outbox.claim_batch())
 SELECT outbox.settle(id, claim_token) FROM taken;
 
+SELECT * FROM pg_temp.broken();
+-- What a superuser has deleted from the log costs only itself.
+SELECT pg_temp.anew();
+SELECT count(*) FROM outbox.enqueue_batch('gone', (SELECT jsonb_agg(n) FROM generate_series(1, 16) n));
+SELECT routed > 0 AS routed FROM outbox.maintain();
+DELETE FROM outbox.log_0 WHERE payload IN ('1', '3', '4');
+SET client_min_messages = error;
+INSERT INTO held SELECT * FROM outbox.claim_batch();
+RESET client_min_messages;
+SELECT array_agg(payload) FROM held;
+SELECT outbox.settle_batch(pg_temp.token(2));
+SELECT ready, leased, delivered, discarded FROM outbox.status WHERE subscription = 'default';
+
 -- Not in a transaction that may not write.
 BEGIN READ ONLY;
 SELECT count(*) FROM outbox.claim_batch();
 ROLLBACK;
-SELECT * FROM pg_temp.broken();
