@@ -40,6 +40,7 @@ OBJS = \
 	src/notice.o \
 	src/outbox.o \
 	src/position.o \
+	src/pushers.o \
 	src/register.o \
 	src/retry.o \
 	src/route.o \

@@ -74,6 +74,7 @@ extern bool identity_is_here(int64 system_id, Oid database);
 extern void identity_take_over(bool force);
 /* offset for new positions; gives a new one where the stored identity is foreign */
 extern int64 identity_offset_for_enqueue(void);
+extern int64 identity_offset_stored(void);
 /* under the routing lock: makes identity and the subscription "default" at first use; true: now */
 extern bool identity_ensure(void);
 extern int64 system_identifier(void);

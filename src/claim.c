@@ -40,6 +40,8 @@ PG_FUNCTION_INFO_V1(outbox_revoke_lease);
 /* Longest wait for another router, and the pause before looking again at held runs. */
 #define ROUTING_WAIT_MS		100
 #define SECOND_LOOK_MS		20
+/* What others split while we looked is looked at again, at once, so often. */
+#define LOOKS_AT_CHANGED	10
 /* Expired runs that one claim takes back: the rest is left to the next. */
 #define EXPIRE_PER_CLAIM	100
 /* A run that came back by expiry is handed out in so many pieces. */
@@ -58,8 +60,20 @@ typedef struct Taking
 	pg_uuid_t	token;
 	TimestampTz begun_at;
 	bool		skipped;		/* others held runs that were due */
+	bool		changed;		/* others have just taken a part of runs that were due */
 	bool		piece;			/* a piece was taken: nothing else goes with it */
 } Taking;
+
+/* taking back leases: those that have ended, or all of a worker's */
+typedef struct Expiry
+{
+	TimestampTz now;
+	const char *worker;			/* or NULL */
+	int			max_runs;		/* 0: all */
+	int			n;
+	int64		messages;
+	TimestampTz first_seen;
+} Expiry;
 
 static void take_ready(Taking *taking);
 static List *lock_ready(Taking *taking);
@@ -73,6 +87,7 @@ static void put_claimed(ReturnSetInfo *rsinfo, const Claim *claim, const char *s
 static bool may_claim(const Subscription *subscription, SubscriptionMode mode);
 static void bring_new(Taking *taking);
 static void pause_ms(int ms);
+static bool expire_visit(RunStore *store, Run *run, void *arg);
 
 /*
  * The tokens claimed in the current transaction: settling them there is never late,
@@ -145,6 +160,8 @@ claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lea
 		bring_new(&taking);
 		take_ready(&taking);
 	}
+	for (int look = 0; claim->n == 0 && taking.changed && look < LOOKS_AT_CHANGED; look++)
+		take_ready(&taking);
 	if (claim->n == 0 && taking.skipped)
 	{
 		pause_ms(SECOND_LOOK_MS);
@@ -245,6 +262,7 @@ lock_ready(Taking *taking)
 	floor_begin(&floor, taking->subscription->id, FLOOR_READY);
 	scan = runs_ready(taking->store, snapshot_push(), taking->subscription->id, floor.start, clock_now());
 	taking->skipped = false;
+	taking->changed = false;
 	while (wanted > 0 && (run = run_next(scan)) != NULL)
 	{
 		bool		piece = run->piece && run->attempts > 0;
@@ -271,6 +289,7 @@ lock_ready(Taking *taking)
 				taking->skipped = true;
 				break;
 			case RUN_GONE:
+				taking->changed = true;
 				break;
 		}
 	}
@@ -418,32 +437,31 @@ int64
 claim_expire(Subscription *subscription, int max_runs)
 {
 	RunStore   *store = runs_open();
-	TimestampTz now = clock_now();
-	TimestampTz first_seen = DT_NOEND;
+	Expiry		expiry = {.now = clock_now(), .max_runs = max_runs, .first_seen = DT_NOEND};
 	FloorScan	floor;
-	RunScan    *scan;
-	int64		messages = 0;
-	int			n = 0;
-	Run		   *run;
 
 	floor_begin(&floor, subscription->id, FLOOR_LEASE);
-	scan = runs_leased(store, snapshot_push(), subscription->id, floor.start, now);
-	while ((max_runs == 0 || n < max_runs) && (run = run_next(scan)) != NULL)
-	{
-		first_seen = Min(first_seen, run->locked_until);
-		CHECK_FOR_INTERRUPTS();
-		if (run_lock(store, run, LockWaitSkip) != RUN_LOCKED ||
-			run->state != RUN_LEASED || run->locked_until > now)
-			continue;
-		run_expire(store, run, now);
-		messages += run->message_count;
-		n++;
-	}
-	run_scan_end(scan);
+	runs_visit(store, runs_leased(store, snapshot_push(), subscription->id, floor.start, expiry.now),
+			   expire_visit, &expiry);
 	snapshot_pop();
-	floor_raise(&floor, first_seen);
+	floor_raise(&floor, expiry.first_seen);
 	runs_close(store);
-	return messages;
+	return expiry.messages;
+}
+
+static bool
+expire_visit(RunStore *store, Run *run, void *arg)
+{
+	Expiry	   *expiry = arg;
+
+	expiry->first_seen = Min(expiry->first_seen, run->locked_until);
+	if (run_lock(store, run, LockWaitSkip) != RUN_LOCKED || run->state != RUN_LEASED)
+		return true;
+	if (expiry->worker != NULL ? !same_text(run->worker, expiry->worker) : run->locked_until > expiry->now)
+		return true;
+	run_expire(store, run, expiry->now);
+	expiry->messages += run->message_count;
+	return ++expiry->n != expiry->max_runs;
 }
 
 /*
@@ -456,33 +474,22 @@ Datum
 outbox_revoke_lease(PG_FUNCTION_ARGS)
 {
 	char	   *name;
-	char	   *worker;
+	Subscription *subscription;
 	RunStore   *store;
-	RunScan    *scan;
-	TimestampTz now = clock_now();
-	int64		messages = 0;
-	Run		   *run;
+	Expiry		expiry = {.now = clock_now()};
 
 	session_begin("outbox.revoke_lease()");
 	name = arg_required_text(fcinfo, 0, "subscription");
-	worker = arg_required_text(fcinfo, 1, "worker");
+	expiry.worker = arg_required_text(fcinfo, 1, "worker");
 	frontier_check();
+	subscription = subscription_get(name);
 
 	store = runs_open();
-	scan = runs_leased(store, snapshot_push(), subscription_get(name)->id, DT_NOBEGIN, DT_NOEND);
-	while ((run = run_next(scan)) != NULL)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (run->worker == NULL || strcmp(run->worker, worker) != 0 ||
-			run_lock(store, run, LockWaitSkip) != RUN_LOCKED || run->state != RUN_LEASED)
-			continue;
-		run_expire(store, run, now);
-		messages += run->message_count;
-	}
-	run_scan_end(scan);
+	runs_visit(store, runs_leased(store, snapshot_push(), subscription->id, DT_NOBEGIN, DT_NOEND),
+			   expire_visit, &expiry);
 	snapshot_pop();
 	runs_close(store);
-	PG_RETURN_INT64(messages);
+	PG_RETURN_INT64(expiry.messages);
 }
 
 /* ---- the SQL function ---- */

@@ -88,6 +88,8 @@ typedef struct Lease
  * out, unless this very transaction claimed them.  n = 0: nothing is held.
  */
 extern Lease *lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at);
+/* only what settling this message needs */
+extern Lease *lease_lock_one(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position);
 /* settle one message; NULL if the lease does not hold it; else the settled run */
 extern Run *lease_settle(Lease *lease, int64 position, const Settlement *settlement);
 /* settle those of these positions that are held; returns messages */

@@ -23,8 +23,6 @@
 #include "route.h"
 #include "run.h"
 
-#include <signal.h>
-
 #include "commands/async.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
@@ -38,12 +36,16 @@
 /* Messages routed in one transaction. */
 #define ROUTE_AT_ONCE	10000
 #define EXPIRE_AT_ONCE	1000
+#define DEDUPE_AT_ONCE	1000
 #define POLL_MAX		(10 * USECS_PER_SEC)
+/* The same for a database whose coordinator has made room for another's. */
+#define POLL_AWAY		(60 * USECS_PER_SEC)
+/* So long one may go on working while other databases wait. */
+#define SLICE			(1 * USECS_PER_SEC)
 /* Somebody else routes, or alters the extension: look again soon. */
 #define GATHER			(2 * 1000)
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
-#define COPY_PAUSE		(10 * USECS_PER_SEC)
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
@@ -58,14 +60,6 @@ typedef struct Told
 	TimestampTz due_at;			/* first due time in the future, when last looked */
 } Told;
 
-/* and of a role with hooks */
-typedef struct Pusher
-{
-	Oid			role;
-	TimestampTz started_at;
-	int64		pause;			/* back-off: not started again before */
-} Pusher;
-
 typedef struct Coordinator
 {
 	WorkerSlot *slot;
@@ -73,12 +67,11 @@ typedef struct Coordinator
 	MemoryContext context;		/* lives as long as the process */
 	MemoryContext turn_context; /* reset after each turn */
 	List	   *told;
-	List	   *pushers;
 	TimestampTz deadline;		/* of the turn: when to look again at the latest */
 	bool		more;			/* there is more to do right now */
-	bool		told_copy;
 	TimestampTz began_at;
 	TimestampTz turn_began;
+	TimestampTz dedupe_at;
 	bool		enqueued;		/* messages were enqueued here since we began */
 	int64		poll;
 } Coordinator;
@@ -86,17 +79,18 @@ typedef struct Coordinator
 static bool gather(Coordinator *coordinator);
 static void turn(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
+static void forget_database(Coordinator *coordinator);
+static bool is_served(void);
+static bool tell_of_copy(Coordinator *coordinator, bool copy);
 static bool may_make_first_rows(Coordinator *coordinator);
 static void look_after(Coordinator *coordinator, Subscription *subscription, bool news,
 					   List **ready_roles);
 static void forget_removed(Coordinator *coordinator);
+static bool is_mended(const Subscription *subscription);
 static Told *told_of(Coordinator *coordinator, int64 subscription_id);
 static void tell(Coordinator *coordinator, Told *told, const char *name);
 static void meet(Coordinator *coordinator, TimestampTz deadline);
 static TimestampTz first_time(RunScan *scan, bool lease);
-static void start_pushers(Coordinator *coordinator, List *roles);
-static void wake_delivery(Oid database, Oid role);
-static void end_stuck_hooks(Coordinator *coordinator);
 static bool may_leave(Coordinator *coordinator);
 
 void
@@ -108,7 +102,7 @@ outbox_coordinator_main(Datum argument)
 	volatile int64 pause = PAUSE_FIRST;
 
 	coordinator->slot = worker_attach(argument, WORKER_COORDINATOR);
-	coordinator->database = database_slot(coordinator->slot->database, true);
+	coordinator->database = database_slot(coordinator->slot->database, false);
 	if (coordinator->database == NULL || worker_should_leave(coordinator->slot))
 		proc_exit(0);
 	session_process_start("outbox coordinator", coordinator->slot->database, InvalidOid);
@@ -118,6 +112,9 @@ outbox_coordinator_main(Datum argument)
 													  ALLOCSET_DEFAULT_SIZES);
 	coordinator->poll = MSECS(outbox_poll_interval);
 	coordinator->began_at = GetCurrentTimestamp();
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	coordinator->database->first_served_at = Min(coordinator->database->first_served_at, coordinator->began_at);
+	LWLockRelease(worker_state->lock);
 	pg_atomic_write_u32(&coordinator->database->coordinator, (uint32) OUTBOX_MY_PROC_NUMBER);
 
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
@@ -126,7 +123,7 @@ outbox_coordinator_main(Datum argument)
 		MemoryContextSwitchTo(coordinator->context);
 		MemoryContextReset(coordinator->turn_context);
 		PG_exception_stack = &local_sigjmp_buf;
-		(void) session_wait(pause);
+		session_pause(coordinator->slot, pause);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
@@ -137,14 +134,17 @@ outbox_coordinator_main(Datum argument)
 
 		turn(coordinator);
 		pause = PAUSE_FIRST;
-		end_stuck_hooks(coordinator);
-		if (worker_should_leave(coordinator->slot) && may_leave(coordinator))
+		coordinator->deadline = Min(coordinator->deadline, end_stuck_hooks(MyDatabaseId));
+		if (may_leave(coordinator))
 			proc_exit(0);
 
 		now = GetCurrentTimestamp();
 		pg_atomic_write_u32(&coordinator->slot->busy, 0);
 		if (coordinator->more)
+		{
 			CHECK_FOR_INTERRUPTS();
+			session_reload();
+		}
 		else if (gather(coordinator))
 			continue;
 		else if (session_wait(Min(coordinator->deadline - now, coordinator->poll)))
@@ -195,15 +195,19 @@ turn(Coordinator *coordinator)
 	DatabaseSlot *database = coordinator->database;
 	uint64		passes = pg_atomic_read_u64(&database->passes_begun) + 1;
 	List	   *ready_roles = NIL;
+	uint32		why;
 	bool		complete;
 
 	coordinator->turn_began = GetCurrentTimestamp();
-	coordinator->deadline = coordinator->turn_began + POLL_MAX;
+	coordinator->deadline = DT_NOEND;
 	coordinator->more = false;
 	pg_atomic_write_u64(&database->passes_begun, passes);
 	/* what is committed from here on sets it again */
-	if (pg_atomic_exchange_u32(&database->work, 0) & WORK_ENQUEUED)
+	why = pg_atomic_exchange_u32(&database->work, 0);
+	if (why & WORK_ENQUEUED)
 		coordinator->enqueued = true;
+	if (why != 0)
+		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
 	session_transaction_begin("routing messages");
 	complete = work(coordinator, &ready_roles);
@@ -215,7 +219,8 @@ turn(Coordinator *coordinator)
 		pg_atomic_write_u64(&database->passes_ended, passes);
 		ConditionVariableBroadcast(&database->pass_ended);
 	}
-	start_pushers(coordinator, ready_roles);
+	if (!worker_should_leave(coordinator->slot))
+		coordinator->deadline = Min(coordinator->deadline, start_pushers(MyDatabaseId, ready_roles));
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(coordinator->turn_context);
 }
@@ -241,26 +246,19 @@ work(Coordinator *coordinator, List **ready_roles)
 			coordinator->deadline = GetCurrentTimestamp() + BUSY_PAUSE;
 			return false;
 		}
-		LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-		coordinator->database->wanted = false;
-		coordinator->slot->leave = true;
-		LWLockRelease(worker_state->lock);
+		forget_database(coordinator);
+		return false;
+	}
+	if (!is_served())
+	{
+		(void) workers_ask_to_leave(MyDatabaseId, InvalidOid);
 		return false;
 	}
 
 	frontier_read(&frontier, snapshot_push());
 	snapshot_pop();
-	if (frontier_is_copy(&frontier))
-	{
-		if (!coordinator->told_copy)
-			ereport(WARNING,
-					(errmsg("the messages in this database are a copy that was not adopted; nothing is delivered"),
-					 errhint("If they shall be delivered from here, run SELECT outbox.adopt() in the database.")));
-		coordinator->told_copy = true;
-		coordinator->deadline = GetCurrentTimestamp() + COPY_PAUSE;
+	if (tell_of_copy(coordinator, frontier_is_copy(&frontier)))
 		return false;
-	}
-	coordinator->told_copy = false;
 
 	if (!may_make_first_rows(coordinator))
 		coordinator->deadline = GetCurrentTimestamp() + FIRST_ROWS_GRACE / 4;
@@ -279,8 +277,60 @@ work(Coordinator *coordinator, List **ready_roles)
 	foreach(cell, subscriptions)
 		look_after(coordinator, lfirst(cell), routed > 0, ready_roles);
 	forget_removed(coordinator);
-	(void) dedupe_delete_expired(100);
+	if (coordinator->turn_began - coordinator->dedupe_at > USECS_PER_SEC)
+	{
+		(void) dedupe_delete_expired(DEDUPE_AT_ONCE);
+		coordinator->dedupe_at = coordinator->turn_began;
+	}
 	return complete;
+}
+
+/*
+ * The extension is gone.  It may be there again already, and its announcement have come
+ * before we forget: so look once more after that.
+ */
+static void
+forget_database(Coordinator *coordinator)
+{
+	bool		again;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	coordinator->database->wanted = false;
+	coordinator->slot->leave = LEAVE_NOW;
+	LWLockRelease(worker_state->lock);
+	again = OidIsValid(get_extension_oid("outbox", true));
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	coordinator->database->wanted |= again;
+	LWLockRelease(worker_state->lock);
+	/* those of hooks have nothing to call any more */
+	(void) workers_ask_to_leave(MyDatabaseId, InvalidOid);
+}
+
+/* outbox.databases was changed, or the database was renamed or made a template. */
+static bool
+is_served(void)
+{
+	char	   *name = served_name(MyDatabaseId);
+
+	return name != NULL && database_is_served(name);
+}
+
+/* Once, whichever process it is that sees it. */
+static bool
+tell_of_copy(Coordinator *coordinator, bool copy)
+{
+	bool		told;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	told = coordinator->database->told_copy;
+	coordinator->database->told_copy = copy;
+	LWLockRelease(worker_state->lock);
+	if (copy && !told)
+		ereport(WARNING,
+				(errmsg("the messages in this database are a copy that was not adopted; nothing is delivered"),
+				 errhint("If they shall be delivered from here, run SELECT outbox.adopt() in the database.")));
+	return copy;
 }
 
 /*
@@ -296,7 +346,8 @@ may_make_first_rows(Coordinator *coordinator)
 	identity_read(&identity);
 	if (identity.exists || coordinator->enqueued)
 		return true;
-	return log_has_messages() && GetCurrentTimestamp() - coordinator->began_at > FIRST_ROWS_GRACE;
+	return log_has_messages() &&
+		GetCurrentTimestamp() - coordinator->database->first_served_at > FIRST_ROWS_GRACE;
 }
 
 static void
@@ -333,19 +384,40 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 	snapshot_pop();
 	runs_close(store);
 
-	if (ready_at == DT_NOEND || subscription->paused)
+	if (subscription->paused)
 		return;
 	if (subscription->mode != MODE_PUSHED)
 	{
-		told->owed |= news;
-		if (told->owed)
+		told->owed |= (news && ready_at != DT_NOEND);
+		if (told->owed && ready_at != DT_NOEND)
 			tell(coordinator, told, subscription->name);
 		return;
 	}
 	subscription_handlers(subscription, snapshot_push());
 	snapshot_pop();
-	if (subscription->handlers != NIL)
-		*ready_roles = list_append_unique_oid(*ready_roles, ((Handler *) linitial(subscription->handlers))->role);
+	if (subscription->handlers != NIL && (ready_at != DT_NOEND || is_mended(subscription)))
+	{
+		Oid			role = ((Handler *) linitial(subscription->handlers))->role;
+
+		if (role_may_push(role))
+			*ready_roles = list_append_unique_oid(*ready_roles, role);
+	}
+}
+
+/* A function that was missing is there again: who delivers makes ready what was parked for it. */
+static bool
+is_mended(const Subscription *subscription)
+{
+	ListCell   *cell;
+
+	foreach(cell, subscription->handlers)
+	{
+		Handler    *handler = lfirst(cell);
+
+		if (handler->broken && OidIsValid(handler_function(handler)))
+			return true;
+	}
+	return false;
 }
 
 /* The time of the first row; ends the scan. */
@@ -422,146 +494,23 @@ tell(Coordinator *coordinator, Told *told, const char *name)
 	told->owed = false;
 }
 
-/* ---- delivery workers ---- */
-
-static Pusher *
-pusher_of(Coordinator *coordinator, Oid role)
-{
-	MemoryContext caller;
-	Pusher	   *pusher;
-	ListCell   *cell;
-
-	foreach(cell, coordinator->pushers)
-	{
-		pusher = lfirst(cell);
-		if (pusher->role == role)
-			return pusher;
-	}
-	caller = MemoryContextSwitchTo(coordinator->context);
-	pusher = palloc0(sizeof(Pusher));
-	pusher->role = role;
-	pusher->started_at = DT_NOBEGIN;
-	coordinator->pushers = lappend(coordinator->pushers, pusher);
-	MemoryContextSwitchTo(caller);
-	return pusher;
-}
-
 /*
- * A worker that ends while there is something to push has failed: it is started again
- * after a pause that doubles, until one has stayed for longer than its pause.
+ * Leave behind when the next one is needed: also for a hook that is to be watched, which
+ * end_stuck_hooks() has put into the deadline.
  */
-static void
-start_pushers(Coordinator *coordinator, List *roles)
-{
-	Oid			database = coordinator->slot->database;
-	ListCell   *cell;
-
-	if (worker_should_leave(coordinator->slot))
-		return;
-	foreach(cell, roles)
-	{
-		Oid			role = lfirst_oid(cell);
-		Pusher	   *pusher = pusher_of(coordinator, role);
-		TimestampTz now = GetCurrentTimestamp();
-		int			running = workers_of(WORKER_DELIVERY, database, role);
-
-		wake_delivery(database, role);
-		if (running > 0 && now - pusher->started_at > 10 * USECS_PER_SEC + pusher->pause)
-			pusher->pause = 0;
-		if (running >= outbox_workers)
-			continue;
-		if (running == 0 && pusher->started_at != DT_NOBEGIN && now < pusher->started_at + pusher->pause)
-		{
-			coordinator->deadline = Min(coordinator->deadline, pusher->started_at + pusher->pause);
-			continue;
-		}
-		pusher->started_at = now;
-		pusher->pause = Min(Max(pusher->pause * 2, PAUSE_FIRST), PAUSE_MAX);
-		for (int i = running; i < outbox_workers; i++)
-		{
-			WorkerSlot *slot = worker_reserve(WORKER_DELIVERY, database, role);
-
-			if (slot == NULL || !worker_start(slot))
-			{
-				if (pusher->pause == PAUSE_FIRST)
-					ereport(WARNING,
-							(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-							 errmsg("outbox could not start a delivery worker: no free slot for background workers"),
-							 errhint("Raise max_worker_processes. It is tried again.")));
-				break;
-			}
-		}
-		/* if it does not come, or goes at once, we shall see it then */
-		coordinator->deadline = Min(coordinator->deadline, now + pusher->pause);
-	}
-}
-
-static void
-wake_delivery(Oid database, Oid role)
-{
-	int			processes[WORKERS_MAX];
-	int			n = 0;
-
-	LWLockAcquire(worker_state->lock, LW_SHARED);
-	for (int i = 0; i < WORKERS_MAX; i++)
-	{
-		WorkerSlot *slot = &worker_state->workers[i];
-
-		if (slot->used && slot->pid != 0 && slot->kind == WORKER_DELIVERY &&
-			slot->database == database && slot->role == role)
-			processes[n++] = slot->process;
-	}
-	LWLockRelease(worker_state->lock);
-	for (int i = 0; i < n; i++)
-		wake_process(processes[i]);
-}
-
-/* A hook can catch the cancels of its timer, but not this. */
-static void
-end_stuck_hooks(Coordinator *coordinator)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	pid_t		stuck[WORKERS_MAX];
-	int			n = 0;
-
-	LWLockAcquire(worker_state->lock, LW_SHARED);
-	for (int i = 0; i < WORKERS_MAX; i++)
-	{
-		WorkerSlot *slot = &worker_state->workers[i];
-		TimestampTz until = (TimestampTz) pg_atomic_read_u64(&slot->hook_until);
-
-		if (!slot->used || slot->pid == 0 || slot->database != coordinator->slot->database || until == 0)
-			continue;
-		if (until <= now)
-			stuck[n++] = slot->pid;
-		else
-			coordinator->deadline = Min(coordinator->deadline, until);
-	}
-	LWLockRelease(worker_state->lock);
-	for (int i = 0; i < n; i++)
-	{
-		ereport(LOG,
-				(errmsg("terminating outbox delivery worker with PID %d", (int) stuck[i]),
-				 errdetail("Its hook went on for twice its time limit.")));
-		(void) kill(stuck[i], SIGTERM);
-		coordinator->deadline = Min(coordinator->deadline, now + USECS_PER_SEC);
-	}
-}
-
-/* Leave behind when the next one is needed; stay while a hook is to be watched. */
 static bool
 may_leave(Coordinator *coordinator)
 {
 	DatabaseSlot *database = coordinator->database;
-	bool		suspended;
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (!worker_should_leave(coordinator->slot) &&
+		(!worker_should_make_room(coordinator->slot) ||
+		 ((coordinator->more || pg_atomic_read_u32(&database->work) != 0) && now < coordinator->began_at + SLICE)))
+		return false;
 
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	suspended = (database->suspended_by != 0 || !database->wanted);
-	database->deadline = coordinator->deadline;
-	coordinator->slot->leave = false;
+	database->deadline = coordinator->more ? DT_NOBEGIN : Min(coordinator->deadline, now + POLL_AWAY);
 	LWLockRelease(worker_state->lock);
-	if (suspended || !outbox_enabled)
-		return true;
-	return !coordinator->more && pg_atomic_read_u32(&database->work) == 0 &&
-		workers_of(WORKER_DELIVERY, database->database, InvalidOid) == 0;
+	return true;
 }

@@ -119,24 +119,47 @@ dedupe_find_or_claim(const char *name, const char *key, pg_uuid_t *id)
 	return found;
 }
 
-/* Bounded, and from the end of the window that expired: never a scan of the whole table. */
+/*
+ * In bites, each from where the one before ended: behind somebody's snapshot what was
+ * deleted is still in the index, and a scan from the start would walk over it again and
+ * again.  Once an hour this process begins from the start, for keys that came in below.
+ */
 int64
 dedupe_delete_expired(int max_rows)
 {
 	static SPIPlanPtr plan = NULL;
-	static Oid	types[] = {TIMESTAMPTZOID, INT4OID};
+	static Oid	types[] = {TIMESTAMPTZOID, INT4OID, TIMESTAMPTZOID};
+	static TimestampTz from = DT_NOBEGIN;
+	static TimestampTz began_at = DT_NOBEGIN;
 	OwnerSession session;
-	Datum		values[2] = {TimestampTzGetDatum(clock_now()), Int32GetDatum(max_rows)};
-	int			deleted;
+	TimestampTz now = clock_now();
+	Datum		values[3];
+	int64		deleted;
+	bool		isnull;
+	Datum		last;
+
+	if (began_at == DT_NOBEGIN || now - began_at > USECS_PER_HOUR || from > now)
+	{
+		from = DT_NOBEGIN;
+		began_at = now;
+	}
+	values[0] = TimestampTzGetDatum(now);
+	values[1] = Int32GetDatum(max_rows);
+	values[2] = TimestampTzGetDatum(from);
 
 	session_owner(&session);
 	SPI_connect();
 	prepare_once(&plan,
-				 "DELETE FROM outbox.dedupe WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+				 "WITH gone AS (DELETE FROM outbox.dedupe WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
 				 " SELECT d.ctid FROM outbox.dedupe AS d"
-				 " WHERE d.expires_at OPERATOR(pg_catalog.<=) $1"
-				 " ORDER BY d.expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))", 2, types);
-	deleted = run_plan(plan, values, false);
+				 " WHERE d.expires_at OPERATOR(pg_catalog.<=) $1 AND d.expires_at OPERATOR(pg_catalog.>=) $3"
+				 " ORDER BY d.expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING expires_at)"
+				 " SELECT pg_catalog.count(*), pg_catalog.max(expires_at) FROM gone", 3, types);
+	(void) run_plan(plan, values, false);
+	deleted = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
+	last = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 2, &isnull);
+	if (!isnull)
+		from = DatumGetTimestampTz(last);
 	SPI_finish();
 	session_caller(&session);
 	return deleted;

@@ -19,18 +19,22 @@
 
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 /* Nothing to push for so long: it leaves, the coordinator starts another when needed. */
 #define IDLE_MAX		(30 * USECS_PER_SEC)
+/* Under load it looks so often for settings, and tells autovacuum what it has done. */
+#define TURN_MAX		(1 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
 
 static WorkerSlot *slot = NULL;
+static TimestampTz turn_until;
+static bool turn_cut;			/* there was more to do */
 
-static void give_back(int code, Datum argument);
 static int64 turn(MemoryContext context);
 static bool stop_asked(void);
 
@@ -47,7 +51,7 @@ outbox_delivery_main(Datum argument)
 		proc_exit(0);
 	session_process_start("outbox delivery", slot->database, slot->role);
 	/* registered last, so it runs while transactions are still possible */
-	before_shmem_exit(give_back, (Datum) 0);
+	before_shmem_exit(delivery_give_back, (Datum) 0);
 	context = AllocSetContextCreate(TopMemoryContext, "outbox delivery", ALLOCSET_DEFAULT_SIZES);
 	PortalContext = context;	/* SPI keeps there what outlives a commit */
 	busy_at = GetCurrentTimestamp();
@@ -55,11 +59,11 @@ outbox_delivery_main(Datum argument)
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
 	{
 		session_recover();
-		give_back(0, (Datum) 0);
+		delivery_give_back(0, (Datum) 0);
 		MemoryContextSwitchTo(context);
 		MemoryContextReset(context);
 		PG_exception_stack = &local_sigjmp_buf;
-		(void) session_wait(pause);
+		session_pause(slot, pause);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
@@ -79,18 +83,24 @@ outbox_delivery_main(Datum argument)
 		}
 		else if (GetCurrentTimestamp() - busy_at > IDLE_MAX)
 			proc_exit(0);
+		CHECK_FOR_INTERRUPTS();
+		session_reload();
+		if (turn_cut)
+			continue;
 		pg_atomic_write_u32(&slot->busy, 0);
 		(void) session_wait(Min(IDLE_MAX, 10 * MSECS(outbox_poll_interval)));
 		pg_atomic_write_u32(&slot->busy, 1);
 	}
 }
 
-/* Deliver until nothing is ready; returns messages claimed. */
+/* Deliver until nothing is ready, or the turn is over; returns messages claimed. */
 static int64
 turn(MemoryContext context)
 {
 	int64		claimed = 0;
 
+	turn_cut = false;
+	turn_until = GetCurrentTimestamp() + TURN_MAX;
 	session_transaction_begin("delivering messages");
 	MemoryContextSwitchTo(context);
 	if (session_extension_lock())
@@ -108,15 +118,16 @@ turn(MemoryContext context)
 static bool
 stop_asked(void)
 {
-	return worker_should_leave(slot);
+	turn_cut = (ConfigReloadPending || GetCurrentTimestamp() > turn_until);
+	return turn_cut || worker_should_leave(slot);
 }
 
 /*
  * The transaction that was interrupted is undone first; what this one cannot do, the end
  * of the lease will.
  */
-static void
-give_back(int code, Datum argument)
+void
+delivery_give_back(int code, Datum argument)
 {
 	MemoryContext caller = CurrentMemoryContext;
 

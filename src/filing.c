@@ -86,6 +86,8 @@ static void target_add(Filing *filing, Target *target, TupleTableSlot *slot, int
 					   const char *name, const char *kind);
 static int	budget(Target *target, TupleTableSlot *slot, const char *name, const char *kind);
 static TimestampTz due_time(Filing *filing, TupleTableSlot *slot);
+static int64 filing_gap(Filing *filing, int64 lower, int64 upper, int64 bite, int64 *rows);
+static int	first_running_after(const Frontier *frontier, int64 transaction);
 static bool running_between(const Frontier *frontier, int64 before, int64 after);
 static void file_gathered(Filing *filing, bool range_ends);
 static void target_file(Filing *filing, Target *target, int length);
@@ -178,14 +180,19 @@ filing_end(Filing *filing)
 	MemoryContextDelete(filing->context);
 }
 
+/*
+ * Transactions in progress are left out by not reading their ranges at all: a big one
+ * that is open for long would otherwise cost every pass a walk over its invisible rows.
+ * Our own rows would even be visible.
+ */
 int64
 filing_range(Filing *filing, int64 lower, int64 upper, int64 origin, int64 bite)
 {
 	MemoryContext caller = MemoryContextSwitchTo(filing->context);
-	TupleTableSlot *slot;
-	int64		stop_at = -1;
-	int64		last_transaction = -1;
+	const Frontier *frontier = filing->frontier;
 	int64		rows = 0;
+	int64		stop_at = -1;
+	int64		from = lower;
 
 	filing->origin = origin;
 	for (int i = 0; i < filing->n_targets; i++)
@@ -193,32 +200,47 @@ filing_range(Filing *filing, int64 lower, int64 upper, int64 origin, int64 bite)
 		filing->targets[i].last_position = -1;
 		filing->targets[i].apart = false;
 	}
+	for (int i = first_running_after(frontier, position_transaction(lower) - 1);
+		 i < frontier->n_running && from < upper && stop_at < 0; i++)
+	{
+		int64		begin = position_of_transaction(frontier->running[i]);
 
+		if (begin > from)
+			stop_at = filing_gap(filing, from, Min(begin, upper), bite, &rows);
+		from = position_of_transaction(frontier->running[i] + 1);
+	}
+	if (from < upper && stop_at < 0)
+		stop_at = filing_gap(filing, from, upper, bite, &rows);
+	file_gathered(filing, true);
+	filing->seen += rows;
+	MemoryContextSwitchTo(caller);
+	return stop_at;
+}
+
+/* A part of the range with no transaction in progress. */
+static int64
+filing_gap(Filing *filing, int64 lower, int64 upper, int64 bite, int64 *rows)
+{
+	TupleTableSlot *slot;
+	int64		last_transaction = -1;
+
+	CHECK_FOR_INTERRUPTS();
 	log_range(filing->reader, lower, upper);
 	while ((slot = log_next(filing->reader)) != NULL)
 	{
 		int64		position = log_position(slot);
 		int64		transaction = position_transaction(position);
 
-		/* our own rows are visible to us, but not yet to be filed */
-		if (frontier_is_running(filing->frontier, transaction))
-			continue;
-		if (bite > 0 && rows >= bite && transaction != last_transaction)
-		{
-			stop_at = transaction;
-			break;
-		}
+		if (bite > 0 && *rows >= bite && transaction != last_transaction)
+			return transaction;
 		gather(filing, slot, position);
 		last_transaction = transaction;
-		if ((++rows & 1023) == 0)
+		if ((++*rows & 1023) == 0)
 			CHECK_FOR_INTERRUPTS();
 		if (filing->gathered >= GATHERED_MAX)
 			file_gathered(filing, false);
 	}
-	file_gathered(filing, true);
-	filing->seen += rows;
-	MemoryContextSwitchTo(caller);
-	return stop_at;
+	return -1;
 }
 
 static void
@@ -304,9 +326,9 @@ due_time(Filing *filing, TupleTableSlot *slot)
 	return (available_at + DUE_ROUNDING - 1) / DUE_ROUNDING * DUE_ROUNDING;
 }
 
-/* Is a transaction in progress that lies strictly between these two? */
-static bool
-running_between(const Frontier *frontier, int64 before, int64 after)
+/* Index of the first transaction in progress above this one. */
+static int
+first_running_after(const Frontier *frontier, int64 transaction)
 {
 	int			low = 0;
 	int			high = frontier->n_running;
@@ -315,12 +337,21 @@ running_between(const Frontier *frontier, int64 before, int64 after)
 	{
 		int			middle = (low + high) / 2;
 
-		if (frontier->running[middle] > before)
+		if (frontier->running[middle] > transaction)
 			high = middle;
 		else
 			low = middle + 1;
 	}
-	return low < frontier->n_running && frontier->running[low] < after;
+	return low;
+}
+
+/* Is a transaction in progress that lies strictly between these two? */
+static bool
+running_between(const Frontier *frontier, int64 before, int64 after)
+{
+	int			first = first_running_after(frontier, before);
+
+	return first < frontier->n_running && frontier->running[first] < after;
 }
 
 /*

@@ -212,6 +212,16 @@ identity_is_copy(const Identity *identity)
 	return copied;
 }
 
+/* as it is, for reading only */
+int64
+identity_offset_stored(void)
+{
+	Identity	identity;
+
+	identity_read(&identity);
+	return identity.offset;
+}
+
 int64
 identity_offset_for_enqueue(void)
 {

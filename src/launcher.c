@@ -7,9 +7,10 @@
  * EXTENSION announces it at its commit; the commit callback of an enqueue does; and after
  * a start, a short-lived probe connects once to each database that takes connections.
  *
- * At most outbox.max_coordinators run at once, for any number of databases.  A
- * coordinator with nothing to do makes room when another database waits: it leaves the
- * time of its next deadline in shared memory, and that or a commit brings it back.
+ * At most outbox.max_coordinators run at once, for any number of databases.  When another
+ * database waits, a coordinator with nothing to do makes room, and one with work to do
+ * after a second: it leaves the time of its next deadline in shared memory, and that or a
+ * commit brings it back.
  *
  * A coordinator that failed is started again after 1 s, then 2 s, … up to a minute.  For
  * processes for which there was no free slot (max_worker_processes) it is tried every 5 s.
@@ -56,10 +57,12 @@ static List *to_probe = NIL;	/* OIDs, in LauncherContext */
 static char *listed_databases = NULL;	/* outbox.databases when they were listed */
 static MemoryContext LauncherContext;
 static bool told_no_slot = false;
+static int	last_started = DATABASES_MAX - 1;	/* number of a database's slot */
 
 static void launcher_gone(int code, Datum argument);
 static void list_databases(void);
 static TimestampTz launcher_turn(void);
+static bool may_be_served(DatabaseSlot *slot, Oid database);
 static TimestampTz probe_next(TimestampTz now);
 static bool is_to_be_probed(Oid database);
 static bool start_process(WorkerKind kind, Oid database);
@@ -110,7 +113,7 @@ outbox_launcher_main(Datum argument)
 		MemoryContextSwitchTo(LauncherContext);
 		pause = Min(pause * 2, PAUSE_MAX);
 		PG_exception_stack = &local_sigjmp_buf;
-		session_pause(pause);
+		session_pause(NULL, pause);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
 
@@ -178,9 +181,11 @@ launcher_turn(void)
 		next = now + USECS_PER_SEC;
 	next = Min(next, probe_next(now));
 
-	for (int i = 0; i < DATABASES_MAX; i++)
+	/* after the one that was started last, so that the first do not starve the others */
+	for (int i = 1; i <= DATABASES_MAX; i++)
 	{
-		DatabaseSlot *slot = &worker_state->databases[i];
+		int			number = (last_started + i) % DATABASES_MAX;
+		DatabaseSlot *slot = &worker_state->databases[number];
 		TimestampTz due;
 		Oid			database;
 		bool		wanted;
@@ -196,23 +201,14 @@ launcher_turn(void)
 			continue;
 		if (due > now)
 			next = Min(next, due);
+		else if (!may_be_served(slot, database))
+			continue;
 		else if (workers_of(WORKER_COORDINATOR, InvalidOid, InvalidOid) >= outbox_max_coordinators)
 			others_wait = true;
+		else if (start_process(WORKER_COORDINATOR, database))
+			last_started = number;
 		else
-		{
-			char	   *name = served_name(database);
-
-			if (name == NULL)
-			{
-				LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-				slot->wanted = false;
-				LWLockRelease(worker_state->lock);
-			}
-			else if (database_is_served(name) && !start_process(WORKER_COORDINATOR, database))
-				next = Min(next, now + NO_SLOT_PAUSE);
-			if (name != NULL)
-				pfree(name);
-		}
+			next = Min(next, now + NO_SLOT_PAUSE);
 	}
 	if (others_wait)
 	{
@@ -220,6 +216,24 @@ launcher_turn(void)
 		next = Min(next, now + USECS_PER_SEC);
 	}
 	return next;
+}
+
+/* One that is gone, or became a template, is forgotten. */
+static bool
+may_be_served(DatabaseSlot *slot, Oid database)
+{
+	char	   *name = served_name(database);
+	bool		served = (name != NULL && database_is_served(name));
+
+	if (name == NULL)
+	{
+		LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+		slot->wanted = false;
+		LWLockRelease(worker_state->lock);
+	}
+	else
+		pfree(name);
+	return served;
 }
 
 /* One at a time: a thousand databases shall not take all slots. */

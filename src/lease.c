@@ -7,8 +7,8 @@
  * locked rows, and because a row that expiry or another claim has changed meanwhile is
  * no longer found under the token.
  *
- * A token belongs to one session.  Its rows are locked in order of id, always all of
- * them, so two settlements of the same token cannot deadlock.
+ * A token belongs to one session.  Its rows are locked in order of id, always the first
+ * among them, so two settlements of the same token cannot deadlock.
  */
 #include "claim.h"
 
@@ -18,7 +18,9 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-static bool lock_token(Lease *lease, bool *lost);
+static Lease *lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position);
+static List *rows_to_lock(Lease *lease, Snapshot snapshot, int64 position);
+static bool lock_token(Lease *lease, int64 position, bool *lost);
 static void join_subscription(Lease *lease);
 static void index_places(Lease *lease);
 static int	compare_places(const void *a, const void *b);
@@ -28,8 +30,8 @@ static void note_progress(Lease *lease, TimestampTz now);
 static Run *settle_part(Lease *lease, int index, Cover *part, int count,
 						const Settlement *settlement);
 
-Lease *
-lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
+static Lease *
+lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position)
 {
 	Lease	   *lease = palloc0(sizeof(Lease));
 	bool		lost;
@@ -42,7 +44,7 @@ lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
 	{
 		CHECK_FOR_INTERRUPTS();
 		lost = false;
-	} while (!lock_token(lease, &lost) && lost);
+	} while (!lock_token(lease, position, &lost) && lost);
 	if (lease->n > 0)
 		join_subscription(lease);
 	index_places(lease);
@@ -61,19 +63,55 @@ join_subscription(Lease *lease)
 		lease->max_active = lease->subscription->max_active;
 }
 
-/* false: nothing held; *lost: something was there and changed while we looked */
-static bool
-lock_token(Lease *lease, bool *lost)
+/*
+ * For one message two rows are enough, in order of id: the first of the token, through
+ * which settlements of the token pass one at a time, and the one with the message.
+ */
+Lease *
+lease_lock_one(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position)
 {
-	bool		own = claimed_in_transaction(&lease->token);
-	RunScan    *scan = runs_of_token(lease->store, snapshot_push(), &lease->token);
+	return lock_lease(store, token, asked_at, position);
+}
+
+Lease *
+lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
+{
+	return lock_lease(store, token, asked_at, -1);
+}
+
+/* The rows to lock, in order of id; all of the token's without a position. */
+static List *
+rows_to_lock(Lease *lease, Snapshot snapshot, int64 position)
+{
+	RunScan    *scan = runs_of_token(lease->store, snapshot, &lease->token);
 	List	   *runs = NIL;
-	ListCell   *cell;
 	Run		   *run;
 
 	while ((run = run_next(scan)) != NULL)
+	{
 		runs = lappend(runs, run);
+		if (position >= 0)
+			break;
+	}
 	run_scan_end(scan);
+	if (position < 0 || runs == NIL)
+		return runs;
+
+	run = run_of_position(lease->store, snapshot, ((Run *) linitial(runs))->subscription_id, position);
+	if (run != NULL && run->id != ((Run *) linitial(runs))->id && run->state == RUN_LEASED &&
+		memcmp(&run->claim_token, &lease->token, sizeof(pg_uuid_t)) == 0)
+		runs = lappend(runs, run);
+	return runs;
+}
+
+/* false: nothing held; *lost: something was there and changed while we looked */
+static bool
+lock_token(Lease *lease, int64 position, bool *lost)
+{
+	bool		own = claimed_in_transaction(&lease->token);
+	List	   *runs = rows_to_lock(lease, snapshot_push(), position);
+	ListCell   *cell;
+	Run		   *run;
 
 	lease->n = 0;
 	lease->late = 0;
@@ -100,21 +138,28 @@ lock_token(Lease *lease, bool *lost)
 
 /*
  * A settlement is progress: it moves the end of the active time of what is left.  Where
- * a whole run went, another run of the token remembers it.
+ * a whole run went, the first that is left of the token remembers it.
  */
 static void
 note_progress(Lease *lease, TimestampTz now)
 {
-	for (int i = 0; i < lease->n; i++)
-	{
-		Run		   *run = lease->runs[i];
+	Run		   *run = NULL;
+	RunScan    *scan;
 
-		if (run != NULL)
-		{
-			run_renew(lease->store, run, run->locked_until, now + lease->max_active);
-			return;
-		}
+	for (int i = 0; i < lease->n && run == NULL; i++)
+		run = lease->runs[i];
+	if (run == NULL)
+	{
+		/* the first row was the one that went: the next has a higher id */
+		scan = runs_of_token(lease->store, snapshot_push(), &lease->token);
+		run = run_next(scan);
+		run_scan_end(scan);
+		if (run != NULL && run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED)
+			run = NULL;
+		snapshot_pop();
 	}
+	if (run != NULL && run->state == RUN_LEASED)
+		run_renew(lease->store, run, run->locked_until, Max(run->active_until, now + lease->max_active));
 }
 
 static Run *

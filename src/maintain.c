@@ -37,6 +37,7 @@ Datum
 outbox_maintain(PG_FUNCTION_ARGS)
 {
 	int64		routed = 0;
+	bool		wrote;
 	Datum		values[2];
 	bool		nulls[2] = {false};
 	TupleDesc	desc;
@@ -47,11 +48,16 @@ outbox_maintain(PG_FUNCTION_ARGS)
 
 	frontier_check();
 	floor_reset();				/* whatever a superuser did with triggers disabled */
-	if (routing_lock(ROUTING_WAIT_MS))
-		routed = route(0);
-	values[0] = Int64GetDatum(routed);
+	/* routing last: its lock is held to the commit */
 	values[1] = Int64GetDatum(expire_all());
 	forget_dedupe_keys();
+	if (routing_lock(ROUTING_WAIT_MS))
+	{
+		routed = route_for(0, 0, &wrote);
+		if (!wrote)
+			routing_unlock();
+	}
+	values[0] = Int64GetDatum(routed);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 

@@ -47,7 +47,6 @@
 static bool locked_in_transaction = false;
 
 static void transaction_end(XactEvent event, void *arg);
-static void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);
 static int64 first_running_not_below(const Frontier *frontier, int64 transaction);
 static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted,
 				  bool *wrote);
@@ -131,7 +130,7 @@ routing_lock_wait(void)
 }
 
 /* What a snapshot says, in the transaction numbers of positions. */
-static void
+void
 frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset)
 {
 	FullTransactionId own = GetTopFullTransactionIdIfAny();
@@ -357,7 +356,10 @@ route_backlog(Subscription *subscription)
 
 	frontier_read(&frontier, snapshot);
 	filing = filing_begin(snapshot, list_make1(subscription), &frontier);
-	(void) filing_range(filing, 0, position_of_transaction(frontier.horizon), 0, 0);
+	/* in ranges like those of passes: a look-up by position walks over one */
+	for (int64 from = 0; from >= 0;)
+		from = filing_range(filing, position_of_transaction(from), position_of_transaction(frontier.horizon),
+							position_of_transaction(from), ROUTE_BITE);
 	snapshot_pop();
 	filed = filing_count(filing, 0);
 	filing_end(filing);

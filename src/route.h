@@ -63,6 +63,8 @@ extern bool frontier_is_copy(const Frontier *frontier);
 /* 55000 where the data is a copy that was not adopted */
 extern void frontier_check_identity(const Frontier *frontier);
 extern void frontier_check(void);
+/* what a snapshot says, and what is added to it; nothing in progress on a standby */
+extern void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);
 extern bool frontier_is_running(const Frontier *frontier, int64 transaction);
 
 #endif							/* OUTBOX_ROUTE_H */

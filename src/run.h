@@ -93,6 +93,12 @@ extern RunScan *runs_unhandled(RunStore *store, Snapshot snapshot, int64 subscri
 extern RunScan *runs_of_subscription(RunStore *store, Snapshot snapshot, int64 subscription_id);	/* by low */
 extern Run *run_next(RunScan *scan);
 extern void run_scan_end(RunScan *scan);
+/*
+ * Visit the runs of a scan, each in a memory context of its own, so that memory does not
+ * grow with their number; ends when a visit returns false.  Ends the scan.
+ */
+typedef bool (*RunVisit) (RunStore *store, Run *run, void *arg);
+extern void runs_visit(RunStore *store, RunScan *scan, RunVisit visit, void *arg);
 /* the run that holds this message, or NULL */
 extern Run *run_of_position(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 position);
 

@@ -14,8 +14,10 @@
 
 #include "access/tableam.h"
 #include "commands/sequence.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -373,6 +375,24 @@ run_scan_end(RunScan *scan)
 {
 	rows_scan_end(scan->scan);
 	pfree(scan);
+}
+
+void
+runs_visit(RunStore *store, RunScan *scan, RunVisit visit, void *arg)
+{
+	MemoryContext each = AllocSetContextCreate(CurrentMemoryContext, "outbox run",
+											   ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(each);
+	Run		   *run;
+
+	while ((run = run_next(scan)) != NULL && visit(store, run, arg))
+	{
+		MemoryContextReset(each);
+		CHECK_FOR_INTERRUPTS();
+	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
+	run_scan_end(scan);
 }
 
 /*

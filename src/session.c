@@ -155,12 +155,12 @@ session_reload(void)
 
 /* An error that comes again with each commit shall not fill the log. */
 void
-session_pause(int64 usecs)
+session_pause(const WorkerSlot *slot, int64 usecs)
 {
 	TimestampTz until = GetCurrentTimestamp() + usecs;
 	int64		left;
 
-	while ((left = until - GetCurrentTimestamp()) > 0)
+	while ((left = until - GetCurrentTimestamp()) > 0 && (slot == NULL || !worker_should_leave(slot)))
 		(void) session_wait(left);
 }
 
@@ -173,7 +173,18 @@ worker_should_leave(const WorkerSlot *slot)
 
 	LWLockAcquire(worker_state->lock, LW_SHARED);
 	/* a database without a slot is one that a probe looks at for the first time */
-	leave = slot->leave != LEAVE_NOT || (database != NULL && database_is_suspended(database));
+	leave = slot->leave == LEAVE_NOW || (database != NULL && database_is_suspended(database));
 	LWLockRelease(worker_state->lock);
 	return leave || !outbox_enabled;
+}
+
+bool
+worker_should_make_room(const WorkerSlot *slot)
+{
+	bool		leave;
+
+	LWLockAcquire(worker_state->lock, LW_SHARED);
+	leave = slot->leave != LEAVE_NOT;
+	LWLockRelease(worker_state->lock);
+	return leave;
 }

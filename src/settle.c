@@ -30,7 +30,7 @@ static Outcome parse_outcome(const char *name);
 static bool is_empty(ArrayType *ids);
 static int64 *positions_of_ids(ArrayType *ids, int *n);
 static int64 position_of_message(const pg_uuid_t *id);
-static Lease *hold(const pg_uuid_t *token, TimestampTz asked_at);
+static Lease *hold(Lease *lease);
 static void refuse(const Lease *lease, const pg_uuid_t *id) pg_attribute_noreturn();
 static void refuse_all(void) pg_attribute_noreturn();
 static pg_uuid_t *token_argument(FunctionCallInfo fcinfo, int n);
@@ -159,10 +159,8 @@ positions_of_ids(ArrayType *ids, int *n)
  * none of its business, whatever token it has.
  */
 static Lease *
-hold(const pg_uuid_t *token, TimestampTz asked_at)
+hold(Lease *lease)
 {
-	Lease	   *lease = lease_lock(runs_open(), token, asked_at);
-
 	if (lease->n == 0)
 		refuse(lease, NULL);
 	access_check_consumer(lease->subscription->name);
@@ -254,7 +252,7 @@ outbox_settle(PG_FUNCTION_ARGS)
 	token = token_argument(fcinfo, 1);
 	position = message_argument(fcinfo, 0);
 
-	lease = hold(token, asked_at);
+	lease = hold(lease_lock_one(runs_open(), token, asked_at, position));
 	snapshot_push();
 	settled = lease_settle(lease, position, &settlement);
 	if (settled == NULL)
@@ -294,7 +292,7 @@ outbox_settle_batch(PG_FUNCTION_ARGS)
 		positions = positions_of_ids(ids, &n);
 	}
 
-	lease = hold(token, asked_at);
+	lease = hold(lease_lock(runs_open(), token, asked_at));
 	snapshot_push();
 	if (positions == NULL)
 		settled = lease_settle_all(lease, &settlement);
@@ -363,7 +361,7 @@ outbox_renew(PG_FUNCTION_ARGS)
 	token = token_argument(fcinfo, 1);
 	position = message_argument(fcinfo, 0);
 
-	lease = hold(token, asked_at);
+	lease = hold(lease_lock(runs_open(), token, asked_at));
 	index = lease_index(lease, position);
 	if (index < 0)
 		refuse(lease, PG_GETARG_UUID_P(0));
@@ -388,7 +386,7 @@ outbox_renew_batch(PG_FUNCTION_ARGS)
 	token = token_argument(fcinfo, 0);
 	if (!PG_ARGISNULL(2) && is_empty(PG_GETARG_ARRAYTYPE_P(2)))
 		PG_RETURN_NULL();
-	lease = hold(token, asked_at);
+	lease = hold(lease_lock(runs_open(), token, asked_at));
 	if (!PG_ARGISNULL(2))
 	{
 		int			n;

@@ -9,7 +9,8 @@
  * There is no shared memory and no hook on DROP DATABASE then.  So it looks whether
  * somebody holds the lock that a command on the whole database takes, and leaves; it
  * leaves too when the extension is gone, and when another such worker runs.  Nobody starts
- * it again: that is what preloading is for.
+ * it again: that is what preloading is for.  Stopped in the middle, it gives back what it
+ * has claimed as a delivery worker does.
  *
  * Locks: a session lock that makes it the only one of its role; as in coordinator.c and
  * drain.c otherwise.
@@ -22,14 +23,19 @@
 #include "enqueue.h"
 #include "route.h"
 
+#include "access/htup_details.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_database.h"
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 PG_FUNCTION_INFO_V1(outbox_start_worker);
@@ -45,15 +51,21 @@ typedef struct StandaloneArguments
 	Oid			role;
 } StandaloneArguments;
 
+static void check_login(void);
+static TimestampTz turn_until;
+
 static pid_t start_standalone(void);
 static void turn(MemoryContext context);
+static void own_locktag(LOCKTAG *tag);
+static bool one_runs(void);
 static bool is_only_one(void);
+static bool turn_is_over(void);
 static bool database_is_wanted_alone_now(void);
 static bool database_is_wanted_alone(void);
 
 /*
  * outbox.start_worker() → pid of the worker that was started, null where workers run
- * already because the library is preloaded
+ * already, because the library is preloaded or the role has started one
  */
 Datum
 outbox_start_worker(PG_FUNCTION_ARGS)
@@ -65,7 +77,33 @@ outbox_start_worker(PG_FUNCTION_ARGS)
 		wake_at_commit(WORK_LOOK);
 		PG_RETURN_NULL();
 	}
+	check_login();
+	if (one_runs())
+	{
+		ereport(NOTICE,
+				(errmsg("a worker of role \"%s\" runs already in this database",
+						GetUserNameFromId(GetUserId(), false))));
+		PG_RETURN_NULL();
+	}
 	PG_RETURN_INT32((int32) start_standalone());
+}
+
+/* The worker connects as the caller; whether that worked is known too late to tell him. */
+static void
+check_login(void)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(GetUserId()));
+	char	   *name = GetUserNameFromId(GetUserId(), false);
+	bool		can_login = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	if (!can_login)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("role \"%s\" cannot log in, so no worker can run as it", name),
+				 errdetail("A worker connects as the role that starts it."),
+				 errhint("Start it as another role, or run ALTER ROLE %s LOGIN.", quote_identifier(name))));
 }
 
 static pid_t
@@ -94,8 +132,7 @@ start_standalone(void)
 	if (WaitForBackgroundWorkerStartup(handle, &pid) != BGWH_STARTED)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-				 errmsg("the worker did not stay"),
-				 errdetail("One may run already, or its role cannot connect."),
+				 errmsg("the worker did not start"),
 				 errhint("The server log has the reason.")));
 	return pid;
 }
@@ -114,14 +151,16 @@ outbox_standalone_main(Datum argument)
 	PortalContext = context;
 	if (!is_only_one())
 		proc_exit(0);
+	before_shmem_exit(delivery_give_back, (Datum) 0);
 
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
 	{
 		session_recover();
+		delivery_give_back(0, (Datum) 0);
 		MemoryContextSwitchTo(context);
 		MemoryContextReset(context);
 		PG_exception_stack = &local_sigjmp_buf;
-		(void) session_wait(pause);
+		session_pause(NULL, pause);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
@@ -159,12 +198,13 @@ turn(MemoryContext context)
 	(void) dedupe_delete_expired(100);
 	session_transaction_commit();
 
+	turn_until = GetCurrentTimestamp() + LOOK_EVERY;
 	session_transaction_begin("delivering messages");
 	MemoryContextSwitchTo(context);
 	if (session_extension_lock())
 	{
 		SPI_connect_ext(SPI_OPT_NONATOMIC);
-		(void) drain_for_worker(database_is_wanted_alone_now);
+		(void) drain_for_worker(turn_is_over);
 		SPI_finish();
 	}
 	session_transaction_commit();
@@ -177,13 +217,41 @@ static bool
 is_only_one(void)
 {
 	LOCKTAG		tag;
-	bool		alone;
+	bool		alone = false;
 
 	session_transaction_begin("looking for another worker");
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, outbox_oid(OB_HANDLER), GetUserId(), 0);
-	alone = (LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL);
+	if (session_extension_lock())
+	{
+		own_locktag(&tag);
+		alone = (LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL);
+	}
 	session_transaction_commit();
 	return alone;
+}
+
+static void
+own_locktag(LOCKTAG *tag)
+{
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, outbox_oid(OB_HANDLER), GetUserId(), 0);
+}
+
+static bool
+one_runs(void)
+{
+	LOCKTAG		tag;
+
+	own_locktag(&tag);
+	if (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return true;
+	LockRelease(&tag, ExclusiveLock, false);
+	return false;
+}
+
+/* In the middle of a delivery: settings are read, and new messages filed, between turns. */
+static bool
+turn_is_over(void)
+{
+	return ConfigReloadPending || GetCurrentTimestamp() > turn_until || database_is_wanted_alone_now();
 }
 
 /* In a transaction: a connection takes this lock; who wants the database alone holds one against it. */

@@ -51,6 +51,7 @@ typedef struct Count
 	int			n;
 	Backlog    *backlogs;
 	int64		looked_at;
+	Frontier	now;			/* which transactions are in progress */
 } Count;
 
 /* kept for the calls of one query, which all have the same snapshot and shall see one time */
@@ -66,6 +67,7 @@ static Subscription *default_to_be(void);
 static Count *count_pending(Snapshot snapshot);
 static void read_self_routed(Count *count, Snapshot snapshot);
 static bool count_range(Count *count, LogReader *reader, int64 lower, int64 upper);
+static void count_gap(Count *count, LogReader *reader, int64 lower, int64 upper);
 static void count_message(Count *count, TupleTableSlot *slot);
 static int	routing_pid(void);
 static const char *mode_name(SubscriptionMode mode);
@@ -199,6 +201,7 @@ count_pending(Snapshot snapshot)
 	read_self_routed(count, snapshot);
 
 	frontier_read(&frontier, snapshot);
+	frontier_of_snapshot(&count->now, snapshot, identity_offset_stored());
 	reader = log_open(snapshot);
 	for (int i = 0; i < frontier.n_running && more; i++)
 		more = count_range(count, reader, position_of_transaction(frontier.running[i]),
@@ -249,6 +252,28 @@ read_self_routed(Count *count, Snapshot snapshot)
 static bool
 count_range(Count *count, LogReader *reader, int64 lower, int64 upper)
 {
+	const Frontier *now = &count->now;
+
+	for (int i = 0; i < now->n_running && lower < upper; i++)
+	{
+		int64		begin = position_of_transaction(now->running[i]);
+		int64		end = position_of_transaction(now->running[i] + 1);
+
+		if (end <= lower)
+			continue;
+		if (begin > lower)
+			count_gap(count, reader, lower, Min(begin, upper));
+		lower = end;
+	}
+	if (lower < upper)
+		count_gap(count, reader, lower, upper);
+	return count->looked_at < PENDING_COUNTED;
+}
+
+/* A range without the rows of transactions in progress: nobody sees them, to read them takes time. */
+static void
+count_gap(Count *count, LogReader *reader, int64 lower, int64 upper)
+{
 	MemoryContext per_message = AllocSetContextCreate(CurrentMemoryContext, "outbox pending",
 													  ALLOCSET_SMALL_SIZES);
 	TupleTableSlot *slot;
@@ -265,7 +290,6 @@ count_range(Count *count, LogReader *reader, int64 lower, int64 upper)
 		MemoryContextReset(per_message);
 	}
 	MemoryContextDelete(per_message);
-	return count->looked_at < PENDING_COUNTED;
 }
 
 static void

@@ -41,6 +41,12 @@ static bool is_open(RunState state);
 static void delete_rows(const Subscription *subscription);
 static Datum set_paused(FunctionCallInfo fcinfo, bool paused);
 
+typedef struct Deletion
+{
+	int64		open;			/* messages that were not settled */
+	bool		all;			/* false: a row changed meanwhile, look again */
+} Deletion;
+
 PG_FUNCTION_INFO_V1(outbox_subscribe);
 PG_FUNCTION_INFO_V1(outbox_unsubscribe);
 PG_FUNCTION_INFO_V1(outbox_pause);
@@ -286,18 +292,21 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 }
 
 /* Messages that are not at an end; dead ones are not, they wait for somebody's decision. */
+static bool
+count_visit(RunStore *store, Run *run, void *arg)
+{
+	((int64 *) arg)[run->state] += run->message_count;
+	return true;
+}
+
 static int64
 count_open(const Subscription *subscription, StringInfo detail)
 {
 	int64		counts[RUN_CANCELLED + 1] = {0};
 	RunStore   *store = runs_open();
-	RunScan    *scan = runs_of_subscription(store, snapshot_push(), subscription->id);
-	Run		   *run;
 	int64		open = 0;
 
-	while ((run = run_next(scan)) != NULL)
-		counts[run->state] += run->message_count;
-	run_scan_end(scan);
+	runs_visit(store, runs_of_subscription(store, snapshot_push(), subscription->id), count_visit, counts);
 	snapshot_pop();
 	runs_close(store);
 
@@ -316,28 +325,32 @@ count_open(const Subscription *subscription, StringInfo detail)
 
 /* False where a row changed meanwhile: look again. */
 static bool
+delete_visit(RunStore *store, Run *run, void *arg)
+{
+	Deletion   *deletion = arg;
+
+	if (run_lock(store, run, LockWaitBlock) != RUN_LOCKED)
+	{
+		deletion->all = false;
+		return true;
+	}
+	if (is_open(run->state))
+		deletion->open += run->message_count;
+	run_delete(store, run);
+	return true;
+}
+
+static bool
 delete_runs(const Subscription *subscription, int64 *open)
 {
 	RunStore   *store = runs_open();
-	RunScan    *scan = runs_of_subscription(store, snapshot_push(), subscription->id);
-	Run		   *run;
-	bool		all = true;
+	Deletion	deletion = {.all = true};
 
-	while ((run = run_next(scan)) != NULL)
-	{
-		if (run_lock(store, run, LockWaitBlock) == RUN_LOCKED)
-		{
-			if (is_open(run->state))
-				*open += run->message_count;
-			run_delete(store, run);
-		}
-		else
-			all = false;
-	}
-	run_scan_end(scan);
+	runs_visit(store, runs_of_subscription(store, snapshot_push(), subscription->id), delete_visit, &deletion);
 	snapshot_pop();
 	runs_close(store);
-	return all;
+	*open += deletion.open;
+	return deletion.all;
 }
 
 /* Rows of outbox.access stay: a restriction must not widen because its subscription goes. */

@@ -44,6 +44,13 @@ enum
 	SUB_CREATED_AT
 };
 
+typedef struct Unpark
+{
+	TimestampTz now;
+	int64		messages;
+	bool		all;			/* false: a row changed meanwhile, look again */
+} Unpark;
+
 static Subscription *read_row(TupleTableSlot *slot);
 static char *read_text(TupleTableSlot *slot, AttrNumber column);
 static int64 read_usecs(TupleTableSlot *slot, AttrNumber column);
@@ -53,7 +60,8 @@ static Subscription *find_now(const char *name);
 static Subscription *find_or_make_default(const char *name);
 static bool fix_mode(const Subscription *subscription, SubscriptionMode mode);
 static bool holds_leases(const Subscription *subscription);
-static bool unpark_scan(const Subscription *subscription, TimestampTz now, int64 *messages);
+static void unpark_scan(const Subscription *subscription, Unpark *unpark);
+static bool unpark_visit(RunStore *store, Run *run, void *arg);
 static void refuse_claim(const Subscription *subscription);
 static void refuse_handler(const Subscription *subscription);
 static char *subscribe_call(const Subscription *subscription, const char *suffix);
@@ -365,37 +373,38 @@ holds_leases(const Subscription *subscription)
 int64
 subscription_unpark(const Subscription *subscription)
 {
-	TimestampTz now = clock_now();
-	int64		messages = 0;
+	Unpark		unpark = {.now = clock_now()};
 
-	while (!unpark_scan(subscription, now, &messages))
-		CHECK_FOR_INTERRUPTS();
-	return messages;
+	do
+		unpark_scan(subscription, &unpark);
+	while (!unpark.all);
+	return unpark.messages;
 }
 
-/* False where a row changed meanwhile: look again. */
 static bool
-unpark_scan(const Subscription *subscription, TimestampTz now, int64 *messages)
+unpark_visit(RunStore *store, Run *run, void *arg)
+{
+	Unpark	   *unpark = arg;
+
+	if (run_lock(store, run, LockWaitBlock) != RUN_LOCKED)
+	{
+		unpark->all = false;
+		return true;
+	}
+	unpark->messages += run->message_count;
+	run_unpark(store, run, unpark->now);
+	return true;
+}
+
+static void
+unpark_scan(const Subscription *subscription, Unpark *unpark)
 {
 	RunStore   *store = runs_open();
-	RunScan    *scan = runs_unhandled(store, snapshot_push(), subscription->id);
-	bool		all = true;
-	Run		   *run;
 
-	while ((run = run_next(scan)) != NULL)
-	{
-		if (run_lock(store, run, LockWaitBlock) != RUN_LOCKED)
-		{
-			all = false;
-			continue;
-		}
-		*messages += run->message_count;
-		run_unpark(store, run, now);
-	}
-	run_scan_end(scan);
+	unpark->all = true;
+	runs_visit(store, runs_unhandled(store, snapshot_push(), subscription->id), unpark_visit, unpark);
 	snapshot_pop();
 	runs_close(store);
-	return all;
 }
 
 static void

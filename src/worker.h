@@ -4,6 +4,7 @@
  *
  * launcher.c		 one process; keeps the wanted set of coordinators running
  * coordinator.c	 one for a database that has something to do: routes, expires, wakes
+ * pushers.c		 its part that starts delivery workers and watches over them
  * delivery_worker.c calls hooks, connected as the role that registered them
  * worker_state.c	 the shared memory below
  * standalone.c		 all of it in one process, without preloading
@@ -25,6 +26,7 @@
 #define WORKERS_MAX		128
 #define SUSPENDERS_MAX	8		/* of a database at once; copies are made side by side */
 #define PROBES_MAX		16
+#define PUSHERS_MAX		256
 
 typedef enum WorkerKind
 {
@@ -38,7 +40,7 @@ typedef enum LeaveRequest
 {
 	LEAVE_NOT,
 	LEAVE_IF_IDLE,				/* another database waits for a coordinator */
-	LEAVE_NOW					/* after the turn */
+	LEAVE_NOW					/* after the turn; another one may follow */
 } LeaveRequest;
 
 /*
@@ -53,6 +55,7 @@ typedef struct DatabaseSlot
 	/* these backends want nobody to be connected; 0: free */
 	pid_t		suspenders[SUSPENDERS_MAX];
 	bool		told_copy;		/* the log has it that the data is a copy */
+	TimestampTz first_served_at;
 	int			failures;		/* of coordinators, in a row */
 	TimestampTz not_before;		/* back-off */
 	TimestampTz deadline;		/* nothing to do before, as the last coordinator left it */
@@ -85,6 +88,17 @@ typedef struct WorkerSlot
 	pg_atomic_uint64 hook_until;
 } WorkerSlot;
 
+/* The workers of a role in a database, also when there are none.  Protected by the lock. */
+typedef struct Pusher
+{
+	Oid			database;
+	Oid			role;
+	int64		pause;			/* after the last failure; 0: the last one ended well */
+	TimestampTz not_before;
+	bool		told_no_slot;	/* the log has it that none could be started, and why */
+	bool		told_no_role;
+} Pusher;
+
 typedef struct WorkerState
 {
 	LWLock	   *lock;
@@ -95,6 +109,8 @@ typedef struct WorkerState
 	int			n_probes;
 	DatabaseSlot databases[DATABASES_MAX];
 	WorkerSlot	workers[WORKERS_MAX];
+	Pusher		pushers[PUSHERS_MAX];
+	int			next_pusher;	/* that is given to others, where all are used */
 } WorkerState;
 
 /* NULL without preloading */
@@ -121,6 +137,9 @@ extern bool worker_is(WorkerKind kind);
 extern void wake_process(int process);
 extern void wake_launcher(void);
 extern int	workers_of(WorkerKind kind, Oid database, Oid role);
+/* these two: the caller holds the lock, exclusively for the second, which makes what is not there */
+extern bool worker_is_of(const WorkerSlot *slot, WorkerKind kind, Oid database, Oid role);
+extern Pusher *pusher_of(Oid database, Oid role);
 /* those of a database, or of a role, shall leave after their turn; returns how many there are */
 extern int	workers_ask_to_leave(Oid database, Oid role);
 extern const char *worker_kind_name(WorkerKind kind);
@@ -135,9 +154,10 @@ extern bool session_extension_lock(void);
 /* true: something woke us; false: the time has passed */
 extern bool session_wait(int64 usecs);
 /* after an error: nobody's wake-up shortens it */
-extern void session_pause(int64 usecs);
+extern void session_pause(const WorkerSlot *slot, int64 usecs);
 extern void session_reload(void);
 extern bool worker_should_leave(const WorkerSlot *slot);
+extern bool worker_should_make_room(const WorkerSlot *slot);
 
 /* wake.c */
 extern void wake_register_callbacks(void);
@@ -158,6 +178,11 @@ extern void request_probe(Oid database);
 extern bool next_probe_request(Oid *database);
 /* a coordinator runs: have it route, and wait a moment until it has; false: none, or too slow */
 extern bool wake_and_wait_for_pass(int wait_ms);
+
+/* pushers.c */
+extern TimestampTz start_pushers(Oid database, List *roles);
+extern TimestampTz end_stuck_hooks(Oid database);
+extern bool role_may_push(Oid role);
 
 /* utility.c */
 extern void utility_register_hook(void);

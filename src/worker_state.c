@@ -25,6 +25,7 @@ WorkerState *worker_state = NULL;
 static WorkerSlot *my_slot = NULL;
 
 static void give_back(int code, Datum argument);
+static void note_exit(int code);
 static bool is_free(const WorkerSlot *slot, TimestampTz now);
 
 void
@@ -100,6 +101,7 @@ database_slot(Oid database, bool make)
 		found->wanted = false;
 		memset(found->suspenders, 0, sizeof(found->suspenders));
 		found->told_copy = false;
+		found->first_served_at = DT_NOEND;
 		found->failures = 0;
 		found->not_before = found->deadline = DT_NOBEGIN;
 	}
@@ -147,6 +149,12 @@ database_resume(DatabaseSlot *slot)
 	}
 	slot->not_before = DT_NOBEGIN;
 	slot->deadline = DT_NOBEGIN;
+	/* who was terminated has not failed */
+	for (int i = 0; i < PUSHERS_MAX; i++)
+	{
+		if (worker_state->pushers[i].database == slot->database)
+			worker_state->pushers[i].not_before = DT_NOBEGIN;
+	}
 	LWLockRelease(worker_state->lock);
 	wake_launcher();
 }
@@ -173,21 +181,44 @@ is_free(const WorkerSlot *slot, TimestampTz now)
 int
 workers_of(WorkerKind kind, Oid database, Oid role)
 {
-	TimestampTz now = GetCurrentTimestamp();
 	int			n = 0;
 
 	LWLockAcquire(worker_state->lock, LW_SHARED);
 	for (int i = 0; i < WORKERS_MAX; i++)
 	{
-		WorkerSlot *slot = &worker_state->workers[i];
-
-		if (!is_free(slot, now) && slot->kind == kind &&
-			(!OidIsValid(database) || slot->database == database) &&
-			(!OidIsValid(role) || slot->role == role))
+		if (worker_is_of(&worker_state->workers[i], kind, database, role))
 			n++;
 	}
 	LWLockRelease(worker_state->lock);
 	return n;
+}
+
+bool
+worker_is_of(const WorkerSlot *slot, WorkerKind kind, Oid database, Oid role)
+{
+	return !is_free(slot, GetCurrentTimestamp()) && slot->kind == kind &&
+		(!OidIsValid(database) || slot->database == database) &&
+		(!OidIsValid(role) || slot->role == role);
+}
+
+/*
+ * What is known of a role's workers.  Entries are never removed; where all are used, the
+ * one that is taken has its back-off forgotten, which does little harm.
+ */
+Pusher *
+pusher_of(Oid database, Oid role)
+{
+	Pusher	   *pusher;
+
+	for (int i = 0; i < PUSHERS_MAX; i++)
+	{
+		pusher = &worker_state->pushers[i];
+		if (pusher->database == database && pusher->role == role)
+			return pusher;
+	}
+	pusher = &worker_state->pushers[worker_state->next_pusher++ % PUSHERS_MAX];
+	*pusher = (Pusher) {database, role, 0, DT_NOBEGIN, false, false};
+	return pusher;
 }
 
 WorkerSlot *
@@ -313,7 +344,10 @@ give_back(int code, Datum argument)
 			database->deadline = DT_NOBEGIN;
 	}
 	if (my_slot->kind == WORKER_DELIVERY && database != NULL)
+	{
+		note_exit(code);
 		coordinator = (int) pg_atomic_read_u32(&database->coordinator);
+	}
 	my_slot->used = false;
 	my_slot->pid = 0;
 	my_slot = NULL;
@@ -323,6 +357,21 @@ give_back(int code, Datum argument)
 	/* who starts another one if there is still something to do */
 	wake_process(coordinator);
 	wake_launcher();
+}
+
+/* Of a delivery worker: a failure makes the next one wait. */
+static void
+note_exit(int code)
+{
+	Pusher	   *pusher = pusher_of(my_slot->database, my_slot->role);
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (code == 0 || now - my_slot->started_at > USECS_PER_MINUTE)
+		pusher->pause = 0;
+	if (code == 0)
+		return;
+	pusher->pause = Min(Max(pusher->pause * 2, USECS_PER_SEC), USECS_PER_MINUTE);
+	pusher->not_before = now + pusher->pause;
 }
 
 int

@@ -92,7 +92,8 @@ class Round:
         try:
             self.prepare()
             world.sessions = [Session(world, n + 1) for n in range(self.options.sessions)]
-            threads = world.sessions + [threading.Thread(target=self.guard, args=(self.watch,))]
+            threads = world.sessions + [
+                threading.Thread(target=self.guard, args=(work,)) for work in (self.watch, self.freeze)]
             for thread in threads:
                 thread.start()
             self.guard(self.disturb)
@@ -171,6 +172,14 @@ class Round:
         self.world.jumps.append((now(), offset))
         server.set_clock(connection, offset)
         self.world.count('clock jump')
+
+    def freeze(self):
+        """Where we may send signals to the server's processes."""
+        chance = random.Random(f'{self.world.seed}/freeze')
+        while not self.world.stop.wait(chance.uniform(0, 0.04)):
+            pid = chance.choice(sorted(self.world.pids.values()) or [0])
+            if server.is_backend(pid) and server.freeze(pid, chance.uniform(0.001, 0.04)):
+                self.world.count('freeze')
 
     def kill_somebody(self):
         pid = self.random.choice(sorted(self.world.pids.values()))

@@ -89,7 +89,7 @@ SQL
 		local $ENV{PGCLIENTENCODING} = 'UTF8';
 		($status, $out, $err) = $node->psql($database, encode('UTF-8', "LISTEN kanäle; CALL outbox.drain()"));
 	}
-	like(decode('UTF-8', $out), qr/"kanäle".*news\.é.*grün/, "$database: a notification") or diag($err);
+	like(decode('UTF-8', $out), qr/"kanäle" with payload .*"data": "grün".*"type": "news\.é"/, "$database: a notification") or diag($err);
 
 	# What cannot be stored: refused, with nothing left behind, and the session goes on.
 	my $log = sql($node, 'SELECT count(*) FROM outbox.log', $database);
@@ -116,9 +116,6 @@ SQL
 # Clients in another encoding than the database's.
 is(in_encoding('latin1', 'LATIN1', q{SELECT name FROM outbox.log WHERE name = 'Bestellung.größe'}), 'Bestellung.größe',
 	'latin1: a client in LATIN1');
-in_encoding('latin1', 'LATIN2', q{SELECT outbox.enqueue('latin2.ä', '"ö"')});
-is(in_encoding('latin1', 'UTF8', q{SELECT name, payload #>> '{}' FROM outbox.log WHERE name LIKE 'latin2%'}), 'latin2.ä|ö',
-	'latin1: a client in LATIN2');
 in_encoding('utf8', 'LATIN2', q{SELECT outbox.enqueue('latin2.ž', '"ő"')});
 is(in_encoding('utf8', 'LATIN2', q{SELECT name, payload #>> '{}' FROM outbox.claim_batch() WHERE name LIKE 'latin2%'}), 'latin2.ž|ő',
 	'utf8: a client in LATIN2');
@@ -129,7 +126,7 @@ is(state_in_encoding('utf8', 'LATIN1', q{SELECT name FROM outbox.log WHERE name 
 is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue('x', '"😀"')}), '22P05', 'latin1: an emoji in the payload');
 is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue('😀', '1')}), '22P05', 'latin1: an emoji in the name');
 is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue('x', '"\ud83d\ude00"')}), '22P05', 'latin1: an emoji escaped');
-is(state_in_encoding('sql_ascii', 'SQL_ASCII', q{SELECT outbox.enqueue('x', '"\u00e9"')}), '22P05', 'sql_ascii: é escaped');
+is(state_in_encoding('sql_ascii', 'SQL_ASCII', q{SELECT outbox.enqueue('x', '"\u00e9"')}), '0A000', 'sql_ascii: an escaped letter');
 for my $database ('sql_ascii', 'utf8')
 {
 	my $text = "😀 e\x{301} \x{5e9}\x{5dc}\x{5d5}\x{5dd} \x{1d11e}";
