@@ -190,6 +190,9 @@ message_route(Message *message)
 	identity_read(&identity);
 	if (!own || !identity.in_use)
 	{
+		/* unsubscribe() takes them in this order too */
+		foreach(cell, subscriptions_meant(NULL))
+			subscription_lock(((Subscription *) lfirst(cell))->id, AccessShareLock);
 		routing_lock_wait();
 		identity_ensure();
 	}

@@ -50,7 +50,7 @@ extern void catalog_register_callbacks(void);
 
 /*
  * Locks of ours, of a kind that users cannot take: object locks on the extension.
- * Order: routing lock, then subscription locks, then rows.
+ * Order: subscription locks, then the routing lock, then rows.
  */
 extern void routing_locktag(LOCKTAG *tag);
 /* shared by claims to their commit, exclusive for unsubscribe */

@@ -80,7 +80,6 @@ static bool gather(Coordinator *coordinator);
 static void turn(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
 static void forget_database(Coordinator *coordinator);
-static bool is_served(void);
 static bool tell_of_copy(Coordinator *coordinator, bool copy);
 static bool may_make_first_rows(Coordinator *coordinator);
 static void look_after(Coordinator *coordinator, Subscription *subscription, bool news,
@@ -249,7 +248,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		forget_database(coordinator);
 		return false;
 	}
-	if (!is_served())
+	if (!own_database_is_served())
 	{
 		(void) workers_ask_to_leave(MyDatabaseId, InvalidOid);
 		return false;
@@ -305,15 +304,6 @@ forget_database(Coordinator *coordinator)
 	LWLockRelease(worker_state->lock);
 	/* those of hooks have nothing to call any more */
 	(void) workers_ask_to_leave(MyDatabaseId, InvalidOid);
-}
-
-/* outbox.databases was changed, or the database was renamed or made a template. */
-static bool
-is_served(void)
-{
-	char	   *name = served_name(MyDatabaseId);
-
-	return name != NULL && database_is_served(name);
 }
 
 /* Once, whichever process it is that sees it. */

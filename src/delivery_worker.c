@@ -103,6 +103,9 @@ turn(MemoryContext context)
 	turn_until = GetCurrentTimestamp() + TURN_MAX;
 	session_transaction_begin("delivering messages");
 	MemoryContextSwitchTo(context);
+	/* there may be no coordinator just now that would tell */
+	if (!own_database_is_served())
+		proc_exit(0);
 	if (session_extension_lock())
 	{
 		SPI_connect_ext(SPI_OPT_NONATOMIC);

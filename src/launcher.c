@@ -406,6 +406,15 @@ database_is_served(const char *name)
 	return served;
 }
 
+/* In a transaction.  outbox.databases may have changed, the database have been renamed or made a template. */
+bool
+own_database_is_served(void)
+{
+	char	   *name = served_name(MyDatabaseId);
+
+	return name != NULL && database_is_served(name);
+}
+
 /* Connects to a database, looks for the extension, and is gone. */
 void
 outbox_probe_main(Datum argument)

@@ -189,6 +189,8 @@ turn(MemoryContext context)
 		session_transaction_commit();
 		return;
 	}
+	if (!own_database_is_served())
+		proc_exit(0);
 	if (routing_lock(0))
 		(void) route(0);
 	subscriptions = subscription_list(snapshot_push());

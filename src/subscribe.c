@@ -264,10 +264,18 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 	session_begin("outbox.unsubscribe()");
 	name = arg_required_text(fcinfo, 0, "name");
 
-	routing_lock_wait();
-	frontier_check();
+	/*
+	 * It may wait for consumers for long: the routing lock, which others need, comes after
+	 * that, as it does in claims.
+	 */
 	subscription = subscription_get(name);
 	subscription_lock(subscription->id, AccessExclusiveLock);
+	routing_lock_wait();
+	frontier_check();
+	subscription = subscription_by_id(snapshot_push(), subscription->id);
+	snapshot_pop();
+	if (subscription == NULL)
+		subscription_unknown(name);
 	(void) route(0);
 
 	initStringInfo(&detail);

@@ -196,6 +196,7 @@ extern PGDLLEXPORT void outbox_delivery_main(Datum argument);
 extern PGDLLEXPORT void outbox_standalone_main(Datum argument);
 extern bool database_is_served(const char *name);
 extern char *served_name(Oid database);
+extern bool own_database_is_served(void);
 /* exit callback of a process that calls hooks: what it has claimed and not begun is given back */
 extern void delivery_give_back(int code, Datum argument);
 
