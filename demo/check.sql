@@ -19,7 +19,8 @@ select s.subscription,
 table result order by subscription;
 
 -- A projection agrees with what it is a projection of.
-select 'orders' as what, count(*) as orders, sum(amount) as ordered, sum(amount) filter (where paid_at is not null) as paid
+select 'orders' as what, count(*) as orders, sum(amount) as ordered,
+       sum(amount) filter (where paid_at is not null) as paid
   from shop.orders
 union all
 select 'their projection', sum(orders), sum(ordered), sum(paid) from shop.customer;
@@ -36,7 +37,8 @@ begin
         raise exception 'the count is wrong: %', coalesce(bad, 'a subscription is missing');
     end if;
     if (select (sum(orders), sum(ordered), sum(paid)) from shop.customer)
-       is distinct from (select (count(*), sum(amount), sum(amount) filter (where paid_at is not null)) from shop.orders) then
+       is distinct from
+       (select (count(*), sum(amount), sum(amount) filter (where paid_at is not null)) from shop.orders) then
         raise exception 'the projection differs from the orders';
     end if;
 end

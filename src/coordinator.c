@@ -73,6 +73,7 @@ typedef struct Coordinator
 	TimestampTz turn_began;
 	TimestampTz dedupe_at;
 	bool		enqueued;		/* messages were enqueued here since we began */
+	bool		ready;			/* something was given back, retried at once, resumed */
 	int64		poll;
 } Coordinator;
 
@@ -203,8 +204,8 @@ turn(Coordinator *coordinator)
 	pg_atomic_write_u64(&database->passes_begun, passes);
 	/* what is committed from here on sets it again */
 	why = pg_atomic_exchange_u32(&database->work, 0);
-	if (why & WORK_ENQUEUED)
-		coordinator->enqueued = true;
+	coordinator->enqueued |= ((why & WORK_ENQUEUED) != 0);
+	coordinator->ready = ((why & WORK_READY) != 0);
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
@@ -274,7 +275,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	subscriptions = subscription_list(snapshot_push());
 	snapshot_pop();
 	foreach(cell, subscriptions)
-		look_after(coordinator, lfirst(cell), routed > 0, ready_roles);
+		look_after(coordinator, lfirst(cell), routed > 0 || coordinator->ready, ready_roles);
 	forget_removed(coordinator);
 	if (coordinator->turn_began - coordinator->dedupe_at > USECS_PER_SEC)
 	{

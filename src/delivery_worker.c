@@ -87,6 +87,7 @@ outbox_delivery_main(Datum argument)
 		session_reload();
 		if (turn_cut)
 			continue;
+		pg_atomic_write_u64(&slot->idle_since, (uint64) busy_at);
 		pg_atomic_write_u32(&slot->busy, 0);
 		(void) session_wait(Min(IDLE_MAX, 10 * MSECS(outbox_poll_interval)));
 		pg_atomic_write_u32(&slot->busy, 1);

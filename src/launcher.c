@@ -13,7 +13,8 @@
  * commit brings it back.
  *
  * A coordinator that failed is started again after 1 s, then 2 s, … up to a minute.  For
- * processes for which there was no free slot (max_worker_processes) it is tried every 5 s.
+ * processes for which there was no free slot (max_worker_processes) it is tried every 5 s,
+ * and sooner where a delivery worker that is idle can make room.
  *
  * Exits of our processes and what they mean:
  *
@@ -65,7 +66,7 @@ static TimestampTz launcher_turn(void);
 static bool may_be_served(DatabaseSlot *slot, Oid database);
 static TimestampTz probe_next(TimestampTz now);
 static bool is_to_be_probed(Oid database);
-static bool start_process(WorkerKind kind, Oid database);
+static int64 start_process(WorkerKind kind, Oid database);
 static bool release_dead_suspenders(void);
 static void ask_one_to_leave(void);
 
@@ -189,6 +190,7 @@ launcher_turn(void)
 		TimestampTz due;
 		Oid			database;
 		bool		wanted;
+		int64		pause;
 
 		LWLockAcquire(worker_state->lock, LW_SHARED);
 		database = slot->database;
@@ -205,10 +207,10 @@ launcher_turn(void)
 			continue;
 		else if (workers_of(WORKER_COORDINATOR, InvalidOid, InvalidOid) >= outbox_max_coordinators)
 			others_wait = true;
-		else if (start_process(WORKER_COORDINATOR, database))
+		else if ((pause = start_process(WORKER_COORDINATOR, database)) == 0)
 			last_started = number;
 		else
-			next = Min(next, now + NO_SLOT_PAUSE);
+			next = Min(next, now + pause);
 	}
 	if (others_wait)
 	{
@@ -256,8 +258,10 @@ probe_next(TimestampTz now)
 		return DT_NOEND;
 	if (workers_of(WORKER_PROBE, InvalidOid, InvalidOid) == 0)
 	{
-		if (!start_process(WORKER_PROBE, linitial_oid(to_probe)))
-			return now + NO_SLOT_PAUSE;
+		int64		pause = start_process(WORKER_PROBE, linitial_oid(to_probe));
+
+		if (pause > 0)
+			return now + pause;
 		to_probe = list_delete_first(to_probe);
 	}
 	/* its exit wakes us; this is for one that never started */
@@ -286,7 +290,8 @@ is_to_be_probed(Oid database)
 	return served;
 }
 
-static bool
+/* 0: it starts; else after how long to try again */
+static int64
 start_process(WorkerKind kind, Oid database)
 {
 	WorkerSlot *slot = worker_reserve(kind, database, InvalidOid);
@@ -294,8 +299,10 @@ start_process(WorkerKind kind, Oid database)
 	if (slot != NULL && worker_start(slot))
 	{
 		told_no_slot = false;
-		return true;
+		return 0;
 	}
+	if (workers_make_room())
+		return ROOM_PAUSE;
 	if (!told_no_slot)
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
@@ -303,7 +310,7 @@ start_process(WorkerKind kind, Oid database)
 						worker_kind_name(kind)),
 				 errhint("Raise max_worker_processes. It is tried again.")));
 	told_no_slot = true;
-	return false;
+	return NO_SLOT_PAUSE;
 }
 
 /* Who suspended a database and died did not resume it.  True: one is suspended by who lives. */

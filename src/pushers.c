@@ -71,6 +71,7 @@ static void
 start(Oid database, Oid role, int n, TimestampTz now)
 {
 	bool		failed = false;
+	bool		room;
 	bool		told;
 	Pusher	   *pusher;
 
@@ -80,14 +81,15 @@ start(Oid database, Oid role, int n, TimestampTz now)
 
 		failed = (slot == NULL || !worker_start(slot));
 	}
+	room = failed && workers_make_room();
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	pusher = pusher_of(database, role);
 	told = pusher->told_no_slot;
-	pusher->told_no_slot = failed;
+	pusher->told_no_slot = failed && (told || !room);
 	if (failed)
-		pusher->not_before = now + NO_SLOT_PAUSE;
+		pusher->not_before = now + (room ? ROOM_PAUSE : NO_SLOT_PAUSE);
 	LWLockRelease(worker_state->lock);
-	if (failed && !told)
+	if (failed && !room && !told)
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("outbox could not start a delivery worker: no free slot for background workers"),

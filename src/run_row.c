@@ -266,7 +266,7 @@ keep_above_floor(RunStore *store, Run *run)
 		if (run->available_at != was)
 		{
 			run->available_at = Max(run->available_at, store->not_before);
-			wake_at_commit(WORK_LOOK);
+			wake_at_commit(run->available_at <= clock_now() ? WORK_READY : WORK_LOOK);
 		}
 		run->indexed_at = run->available_at;
 	}

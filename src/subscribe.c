@@ -413,7 +413,7 @@ set_paused(FunctionCallInfo fcinfo, bool paused)
 	bind_int8(&change, subscription->id);
 	bind_bool(&change, paused);
 	(void) statement_run(&change);
-	wake_at_commit(WORK_LOOK);
+	wake_at_commit(WORK_READY);
 	PG_RETURN_BOOL(true);
 }
 

@@ -137,6 +137,9 @@ extern bool worker_is(WorkerKind kind);
 extern void wake_process(int process);
 extern void wake_launcher(void);
 extern int	workers_of(WorkerKind kind, Oid database, Oid role);
+/* no slot is free: ask a delivery worker that is idle to leave; false: there is none */
+extern bool workers_make_room(void);
+#define ROOM_PAUSE		(50 * 1000)		/* until it has left */
 /* these two: the caller holds the lock, exclusively for the second, which makes what is not there */
 extern bool worker_is_of(const WorkerSlot *slot, WorkerKind kind, Oid database, Oid role);
 extern Pusher *pusher_of(Oid database, Oid role);
@@ -164,6 +167,7 @@ extern void wake_register_callbacks(void);
 /* why: bits of DatabaseSlot.work */
 #define WORK_LOOK		1		/* something is ready, due or leased that was not */
 #define WORK_ASKED		4		/* a claim waits for a pass */
+#define WORK_READY		8		/* something has become ready other than by routing */
 #define WORK_ENQUEUED	2		/* messages were enqueued here, not restored */
 /* this transaction has made something that a coordinator should look at */
 extern void wake_at_commit(uint32 why);

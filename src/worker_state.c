@@ -359,6 +359,31 @@ give_back(int code, Datum argument)
 	wake_launcher();
 }
 
+/* The one that has been idle longest: its database needs it less than another one does. */
+bool
+workers_make_room(void)
+{
+	WorkerSlot *longest = NULL;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < WORKERS_MAX; i++)
+	{
+		WorkerSlot *slot = &worker_state->workers[i];
+
+		if (!slot->used || slot->pid == 0 || slot->kind != WORKER_DELIVERY || pg_atomic_read_u32(&slot->busy) != 0)
+			continue;
+		if (longest == NULL ||
+			pg_atomic_read_u64(&slot->idle_since) < pg_atomic_read_u64(&longest->idle_since))
+			longest = slot;
+	}
+	if (longest != NULL)
+		longest->leave = LEAVE_NOW;
+	LWLockRelease(worker_state->lock);
+	if (longest != NULL)
+		wake_process(longest->process);
+	return longest != NULL;
+}
+
 /* Of a delivery worker: a failure makes the next one wait. */
 static void
 note_exit(int code)

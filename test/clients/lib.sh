@@ -1,5 +1,5 @@
-# Shared by the tests of clients: a database of the test's own on the server of the PG* environment, a server of its own
-# where workers have to run, and a work folder. Sourced, never executed. What is made is removed at the end of the script.
+# Shared by the tests of clients: a database of the test's own on the server of the PG* environment, a server of its
+# own where workers have to run, and a work folder. Sourced, never executed. What is made is removed at the end.
 
 CLIENT_CLUSTERS=()
 CLIENT_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -52,7 +52,7 @@ NEEDED = {
     'subscribe': ['subscribe from the earliest', 'subscribe from now', 'subscribe with replace'],
     'unsubscribe': ['unsubscribe'],
     'log': ['commit', 'rollback', 'rollback to savepoint', 'release savepoint', 'held open', 'read committed',
-            'repeatable read', 'serializable', 'clock jump', 'look at the invariants', 'lease of another session'],
+            'repeatable read', 'serializable', 'clock jump', 'look at the invariants', 'lease of another session', 'slow end'],
 }
 
 
@@ -115,7 +115,6 @@ class Round:
 
     def prepare(self):
         world = self.world
-        server.reset_clock()
         self.watcher = server.make_database()
         world.functions = server.functions(self.watcher)
         world.max_prepared = int(server.setting(self.watcher, 'max_prepared_transactions')) // 2
@@ -286,7 +285,7 @@ def main():
         if world.failure is not None:
             tell(world)
             return 1
-    server.reset_clock()
+    server.change_settings()
     if not options.keep:
         server.drop_database()
     for move, n in sorted(total.items()):

@@ -10,7 +10,7 @@ import psycopg2
 
 DATABASE = 'outbox_model'
 # Lock waits end: a prepared transaction of somebody who waits for us would hang both.
-SESSION = '-c lock_timeout=1s -c statement_timeout=60s -c deadlock_timeout=200ms -c jit=off -c work_mem=64MB'
+SESSION = '-c lock_timeout=1s -c statement_timeout=60s -c deadlock_timeout=200ms -c synchronous_commit=local -c jit=off -c work_mem=64MB'
 
 SETUP = """
     CREATE EXTENSION outbox;
@@ -59,6 +59,7 @@ def is_lost(connection, error):
 
 def make_database():
     drop_database()
+    change_settings('SET {} = {}')
     with_maintenance('CREATE DATABASE ' + DATABASE)
     connection = connect()
     query(connection, SETUP)
@@ -118,8 +119,11 @@ def wait_for_clock(connection, offset):
         time.sleep(0.01)    # poll: the reload comes by a signal
 
 
-def reset_clock():
+def change_settings(command='RESET {}'):
+    """For everybody: the clock as it is, and a standby that is not there for whoever wants to wait for it."""
     connection = connect('postgres', patience=60)
+    for name, value in ('synchronous_commit', 'local'), ('synchronous_standby_names', "'nobody'"):
+        query(connection, 'ALTER SYSTEM ' + command.format(name, value))
     set_clock(connection, 0)
     connection.close()
 

@@ -4,6 +4,7 @@
 # TRANSACTION (ended later by any session), or an error.  With --kill the connection may be lost at any moment; then
 # a transaction whose COMMIT was under way counts as committed if its number is in model.txn, where it was written
 # before.  Without --kill some moves are single statements without BEGIN.
+import contextlib
 import random
 import threading
 import time
@@ -176,9 +177,31 @@ class Session(threading.Thread):
             self.prepare(txn)
             return
         txn.commit_start = now()
-        self.execute('COMMIT')
+        self.end_by('COMMIT')
         txn.end(COMMITTED)
         self.world.count('commit')
+
+    def end_by(self, text, args=None, allowed=()):
+        """Some ends take long, in the middle: they wait for a standby that is not there, until they are cancelled."""
+        if self.random.random() > 0.08:
+            self.execute(text, args, allowed=allowed)
+            return
+        self.execute('SET synchronous_commit = on')
+        over = threading.Event()
+        canceller = threading.Thread(target=self.cancel_until, args=(over, self.random.uniform(0.005, 0.1)))
+        canceller.start()
+        try:
+            self.execute(text, args, allowed=allowed + ('57014',))
+        finally:
+            over.set()
+            canceller.join()
+        self.execute('SET synchronous_commit = local')
+        self.world.count('slow end')
+
+    def cancel_until(self, over, seconds):
+        while not over.wait(seconds):
+            with contextlib.suppress(psycopg2.Error):
+                self.connection.cancel()
 
     def roll_back(self, txn):
         self.execute('ROLLBACK')
@@ -189,7 +212,7 @@ class Session(threading.Thread):
         gid = f'model {txn.number}'
         self.gid = gid
         try:
-            self.execute('PREPARE TRANSACTION %s', (gid,), allowed=('0A000',))
+            self.end_by('PREPARE TRANSACTION %s', (gid,), ('0A000',))
         except Aborted:
             self.gid = None
             self.world.count('prepare refused')
@@ -205,19 +228,17 @@ class Session(threading.Thread):
         self.gid = None
         self.world.count('prepare')
 
-    def end_prepared(self, gid=None, commit=None):
+    def end_prepared(self):
         world = self.world
         with world.lock:
-            if gid is None:
-                gid = self.random.choice(sorted(world.prepared) or [None])
+            gid = self.random.choice(sorted(world.prepared) or [None])
             self.txn = txn = world.prepared.pop(gid, None)
         if txn is None:
             return
-        if commit is None:
-            commit = self.random.random() < 0.7
+        commit = self.random.random() < 0.7
         self.gid = gid
         txn.commit_start = now()
-        self.execute(('COMMIT' if commit else 'ROLLBACK') + ' PREPARED %s', (gid,))
+        self.end_by(('COMMIT' if commit else 'ROLLBACK') + ' PREPARED %s', (gid,))
         self.gid = None
         self.end_as(txn, commit)
         world.count('commit prepared' if commit else 'rollback prepared')

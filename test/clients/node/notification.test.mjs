@@ -5,7 +5,8 @@ import { hostname } from 'node:os';
 import { test } from 'node:test';
 import pg from 'pg';
 import {
-  enqueue, fresh, inStatus, killConnections, pollUntil, pool, prepare, rows, startWorker, stopWorker, untilDelivered, value,
+  enqueue, fresh, inStatus, killConnections, pollUntil, pool, prepare, rows, startWorker, stopWorker, untilDelivered,
+  value,
 } from './harness.mjs';
 
 prepare({ WORKER_POLL: '600' });
@@ -22,7 +23,8 @@ async function startIdleWorker(settings) {
 }
 
 const coordinator = () => value(
-  `select pid from outbox.workers where kind = 'coordinator' and database = current_database() and activity_state = 'idle'`,
+  `select pid from outbox.workers
+   where kind = 'coordinator' and database = current_database() and activity_state = 'idle'`,
 );
 
 test('a commit', async () => {
@@ -78,6 +80,23 @@ test('what a worker gives back when it stops', async () => {
   await pool.query('insert into go default values');
   await untilDelivered(3);
   await stopWorker(second);
+});
+
+test('dead letters that are requeued, and a subscription that goes on', async () => {
+  await fresh(', max_attempts => 1');
+  const worker = await startIdleWorker();
+  await enqueue([{ action: 'fail', what: 'stamp' }, { action: 'fail', what: 'ink' }]);
+  await pollUntil('dead letters', async () => (await inStatus('dead')) === 2);
+  await rows(`select outbox.requeue_all('work')`);
+  await pollUntil('their second time', async () => (
+    (await inStatus('dead')) === 2 && (await value('select count(*) from seen')) === '4'
+  ));
+  await rows(`select outbox.pause('work')`);
+  await enqueue([{}]);
+  await pollUntil('the message', async () => (await inStatus('ready')) === 1);
+  await rows(`select outbox.resume('work')`);
+  await untilDelivered(1);
+  await stopWorker(worker);
 });
 
 test('what was said while the listener had no connection', async () => {

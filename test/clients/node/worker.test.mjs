@@ -1,9 +1,10 @@
-// The worker of docs/examples, as a process: it delivers, fails, keeps its lease, loses it, stops and dies. No coordinator
-// need run: it looks for messages.
+// The worker of docs/examples, as a process: it delivers, fails, keeps its lease, loses it, stops and dies. It looks
+// for messages by itself, with or without a coordinator.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import {
-  enqueue, fresh, inStatus, killConnections, pollUntil, pool, prepare, rows, startWorker, stopWorker, untilDelivered, value,
+  enqueue, fresh, inStatus, killConnections, pollUntil, pool, prepare, rows, startWorker, stopWorker, untilDelivered,
+  value,
 } from './harness.mjs';
 
 prepare({ WORKER_POLL: '0.05' });

@@ -134,8 +134,8 @@ class Readme:
     def worker_without_preloading(self):
         """The one that was started by hand delivers the first minute too, and leaves the database to who wants it."""
         minute, look = [block for block in self.blocks if "outbox_minute" in block.content][:2]
-        statements = re.search(r"<<'END'\ncreate extension outbox;\n(.*)^END$", minute.content, re.DOTALL | re.MULTILINE)
-        self.plain.sql(statements[1])
+        heredoc = re.search(r"<<'END'\ncreate extension outbox;\n(.*)\nEND\n", minute.content, re.DOTALL)
+        self.plain.sql(heredoc[1])
         later = Block(PLAIN, "sql", "-- a moment later\ntable arrived;", look.line)
         later.expected = look.expected
         self.example(later)
