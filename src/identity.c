@@ -55,6 +55,7 @@ static void write_row(Rows *rows, ItemPointer old, int64 offset, bool in_use);
 static int64 above_everything(Snapshot snapshot);
 static bool is_unsigned_copy(Snapshot snapshot);
 static void stop_routing_if_unrouted(Snapshot snapshot);
+static void start_clock(void);
 
 void
 identity_forget(void)
@@ -212,6 +213,18 @@ identity_is_copy(const Identity *identity)
 	return copied;
 }
 
+/* After a restart with a wall clock that was set back, new messages are not older than routed ones. */
+static void
+start_clock(void)
+{
+	Frontier	frontier;
+
+	frontier_read(&frontier, snapshot_push());
+	snapshot_pop();
+	if (frontier.id != 0 && identity_is_here(frontier.system_identifier, frontier.database))
+		clock_start_above(frontier.created_at);
+}
+
 /* as it is, for reading only */
 int64
 identity_offset_stored(void)
@@ -235,6 +248,7 @@ identity_offset_for_enqueue(void)
 		identity_take_over(false);
 		identity_read(&identity);
 	}
+	start_clock();
 	cached_offset = identity.offset;
 	cached = true;
 	return cached_offset;

@@ -10,7 +10,8 @@ import psycopg2
 
 DATABASE = 'outbox_model'
 # Lock waits end: a prepared transaction of somebody who waits for us would hang both.
-SESSION = '-c lock_timeout=1s -c statement_timeout=60s -c deadlock_timeout=200ms -c synchronous_commit=local -c jit=off -c work_mem=64MB'
+SESSION = ('-c lock_timeout=1s -c statement_timeout=60s -c deadlock_timeout=200ms -c synchronous_commit=local '
+           '-c jit=off -c work_mem=64MB')
 
 SETUP = """
     CREATE EXTENSION outbox;

@@ -238,7 +238,13 @@ class Session(threading.Thread):
         commit = self.random.random() < 0.7
         self.gid = gid
         txn.commit_start = now()
-        self.end_by(('COMMIT' if commit else 'ROLLBACK') + ' PREPARED %s', (gid,))
+        try:
+            self.end_by(('COMMIT' if commit else 'ROLLBACK') + ' PREPARED %s', (gid,))
+        except Aborted:         # cancelled before it began
+            self.execute('SET synchronous_commit = local')
+            world.prepared[gid] = txn
+            self.gid = None
+            return
         self.gid = None
         self.end_as(txn, commit)
         world.count('commit prepared' if commit else 'rollback prepared')

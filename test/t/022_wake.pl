@@ -134,6 +134,7 @@ eventually($node, "SELECT sum(pending) FROM outbox.status", '0', 'all is routed'
 is(heard($listener), '', 'and is not told again');
 reload($node, 'outbox.notify_interval' => '10ms');
 hears($listener, 'one', 'what was held back comes when the interval is over');
+sql($node, "SELECT count(outbox.settle(id, claim_token)) FROM outbox.claim_batch(subscription => 'two')", 'pull');
 enqueue($node, 'one.a', 7, 7, 'pull');
 hears($listener, 'one', 'and then each time');
 reload($node, 'outbox.notify_interval' => '0');
@@ -155,7 +156,7 @@ $listener->quit;
 my $open = session($node, 'pull');
 enqueue($node, 'two.b', 10, 10, 'pull');
 $open->query_safe('BEGIN');
-is($open->query_safe("SELECT count(*) FROM outbox.claim_batch(100, subscription => 'two')"), '3', 'an open transaction has claimed all there is');
+is($open->query_safe("SELECT count(*) FROM outbox.claim_batch(100, subscription => 'two')"), '2', 'an open transaction has claimed all there is');
 enqueue($node, 'two.b', 11, 11, 'pull');
 is_sql($node, "SELECT payload FROM outbox.claim_batch(100, subscription => 'two')", '11', 'what comes later is claimed by others', 'pull');
 is_sql($node, "SELECT count(*) FROM outbox.status WHERE router_pid IS NOT NULL", '0', 'nobody holds the routing lock', 'pull');
