@@ -54,7 +54,7 @@ extern int64 deliver_running(void);
  * nothing is, or until it is asked to stop; returns messages claimed.  What it had claimed
  * when it was stopped is given back in a transaction of the caller's.
  */
-extern int64 drain_for_worker(bool (*stop) (void));
+extern int64 drain_for_worker(bool (*stop) (bool in_batch));
 extern bool drain_has_batch(void);
 extern void drain_give_back(void);
 extern Jsonb *delivery_error_record(const Delivery *delivery);

@@ -36,7 +36,7 @@ static TimestampTz turn_until;
 static bool turn_cut;			/* there was more to do */
 
 static int64 turn(MemoryContext context);
-static bool stop_asked(void);
+static bool stop_asked(bool in_batch);
 
 void
 outbox_delivery_main(Datum argument)
@@ -119,9 +119,15 @@ turn(MemoryContext context)
 	return claimed;
 }
 
+/* In the middle of a batch only for those who want it to leave. */
 static bool
-stop_asked(void)
+stop_asked(bool in_batch)
 {
+	if (in_batch)
+	{
+		session_reload();
+		return worker_should_leave(slot);
+	}
 	turn_cut = (ConfigReloadPending || GetCurrentTimestamp() > turn_until);
 	return turn_cut || worker_should_leave(slot);
 }

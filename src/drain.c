@@ -29,6 +29,7 @@
 #include "deliver.h"
 
 #include "route.h"
+#include "worker.h"
 
 #include "access/htup_details.h"
 #include "executor/spi.h"
@@ -57,7 +58,7 @@ typedef struct Drain
 	bool		deferred;		/* there are initially deferred constraints */
 	int64		allowed;		/* messages that may still be claimed */
 	char	   *worker;
-	bool		(*stop) (void); /* a worker is asked to stop after the batch; or NULL */
+	bool		(*stop) (bool in_batch);	/* a worker is asked to stop: between batches, groups; or NULL */
 	MemoryContext context;		/* of the call */
 	MemoryContext batch_context;	/* of one batch */
 	List	   *targets;		/* the subscriptions that the call is about */
@@ -130,7 +131,7 @@ outbox_deliver(PG_FUNCTION_ARGS)
 /* ---- for delivery workers ---- */
 
 int64
-drain_for_worker(bool (*stop) (void))
+drain_for_worker(bool (*stop) (bool in_batch))
 {
 	MemoryContext caller = MemoryContextSwitchTo(PortalContext);
 	Drain		drain;
@@ -157,6 +158,8 @@ drain_give_back(void)
 	Lease	   *lease;
 
 	has_live_token = false;
+	if (!session_extension_lock())
+		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	lease = lease_lock(runs_open(), &live_token, clock_now());
 	if (deliver_running() >= 0)
@@ -257,7 +260,7 @@ drain_run(Drain *drain, const char *name)
 	if ((error = end_transaction(drain)) != NULL)
 		ReThrowError(error);
 
-	while (any && (drain->stop == NULL || !drain->stop()))
+	while (any && (drain->stop == NULL || !drain->stop(false)))
 	{
 		ListCell   *cell;
 
@@ -288,8 +291,6 @@ deliver_next_batch(Drain *drain, const Target *target)
 	{
 		drain->allowed -= batch->claim->n;
 		drain->counts.claimed += batch->claim->n;
-		live_token = batch->token;
-		has_live_token = drain->own_commit;
 		deliver_batch(drain, batch);
 		has_live_token = false;
 	}
@@ -318,7 +319,12 @@ take_batch(Drain *drain, const Target *target)
 	}
 	PopActiveSnapshot();
 	if (batch->claim != NULL && batch->claim->n > 0 && drain->own_commit)
+	{
 		ForceSyncCommit();
+		/* from here on, for who is terminated right after the commit */
+		live_token = batch->claim->messages[0].run->claim_token;
+		has_live_token = true;
+	}
 	if ((error = end_transaction(drain)) != NULL)
 		ReThrowError(error);
 	if (batch->claim == NULL || batch->claim->n == 0)
@@ -354,6 +360,11 @@ deliver_batch(Drain *drain, Batch *batch)
 		}
 		if (drain->own_commit && (QueryCancelPending || ProcDiePending))
 			stop(drain, batch, batch->next, NULL);
+		if (drain->stop != NULL && batch->next < batch->claim->n && drain->stop(true))
+		{
+			stop(drain, batch, batch->next, NULL);
+			return;
+		}
 	}
 }
 
@@ -496,6 +507,9 @@ end_transaction(Drain *drain)
 		FlushErrorState();
 	}
 	PG_END_TRY();
+	/* a worker holds the extension in each of its transactions, before any table: see session.c */
+	if (drain->stop != NULL)
+		session_extension_hold();
 	MemoryContextSwitchTo(context);
 	return error;
 }

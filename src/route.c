@@ -42,6 +42,11 @@
 
 /* A pass ends at the first transaction boundary after so many rows. */
 #define ROUTE_BITE 10000
+/*
+ * One claim goes over at most so many: where few match and the caller has a time limit,
+ * it would otherwise lose all of its passes, and begin again, for ever.
+ */
+#define ROUTE_ROWS_PER_CLAIM 1000000
 
 /* set when the lock is taken; the lock itself is asked whether it is still held */
 static bool locked_in_transaction = false;
@@ -49,10 +54,13 @@ static bool locked_in_transaction = false;
 static void transaction_end(XactEvent event, void *arg);
 static int64 first_running_not_below(const Frontier *frontier, int64 transaction);
 static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted,
-				  bool *wrote);
+				  int64 *rows, bool *wrote);
 static void keep_running(Frontier *next, const Frontier *s1, const Frontier *s2);
-static void self_routed_subtract(Filing *filing, Snapshot snapshot);
-static void self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot);
+static int64 self_routed_bottom(const Frontier *frontier);
+static RowScan *self_routed_scan(Rows *rows, Snapshot snapshot, int64 bottom);
+static void self_routed_subtract(Filing *filing, const Frontier *s1, Snapshot snapshot);
+static void self_routed_forget(const Frontier *next, const Frontier *s1, const Frontier *s2,
+							   Snapshot snapshot);
 
 void
 route_register_callbacks(void)
@@ -191,7 +199,8 @@ keep_running(Frontier *next, const Frontier *s1, const Frontier *s2)
  * messages filed.
  */
 static int64
-pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted, bool *wrote)
+pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted,
+	 int64 *rows, bool *wrote)
 {
 	Filing	   *filing = filing_begin(snapshot, subscription_list(snapshot), s2);
 	Frontier	next = *s2;
@@ -199,7 +208,7 @@ pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64
 	int64		filed;
 
 	filing_wanted(filing, subscription_id, wanted);
-	self_routed_subtract(filing, snapshot);
+	self_routed_subtract(filing, s1, snapshot);
 	for (int i = 0; i < s1->n_running; i++)
 	{
 		int64		late = s1->running[i];
@@ -213,11 +222,12 @@ pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64
 	if (cut >= 0)
 		next.horizon = cut;
 
+	*rows += filing_seen(filing);
 	if (filing_seen(filing) > 0)
 	{
 		keep_running(&next, s1, s2);
 		*wrote = true;
-		self_routed_forget(&next, s2, snapshot);
+		self_routed_forget(&next, s1, s2, snapshot);
 		frontier_append(s1, &next);
 	}
 	s2->horizon = next.horizon;
@@ -226,12 +236,32 @@ pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64
 	return filed;
 }
 
+/*
+ * Rows of earlier transactions were removed by earlier passes: behind somebody's snapshot
+ * they are still in the index, and a scan from the start would walk over them.
+ */
+static int64
+self_routed_bottom(const Frontier *frontier)
+{
+	return position_of_transaction(frontier->n_running > 0 ?
+								   Min(frontier->running[0], frontier->horizon) : frontier->horizon);
+}
+
+static RowScan *
+self_routed_scan(Rows *rows, Snapshot snapshot, int64 bottom)
+{
+	ScanKeyData key;
+
+	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(bottom));
+	return rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 1, &key);
+}
+
 /* What transactions have filed themselves is left out. */
 static void
-self_routed_subtract(Filing *filing, Snapshot snapshot)
+self_routed_subtract(Filing *filing, const Frontier *s1, Snapshot snapshot)
 {
 	Rows	   *rows = rows_open(OB_SELF_ROUTED, false);
-	RowScan    *scan = rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 0, NULL);
+	RowScan    *scan = self_routed_scan(rows, snapshot, self_routed_bottom(s1));
 	TupleTableSlot *slot;
 
 	while ((slot = rows_next(scan)) != NULL)
@@ -248,10 +278,10 @@ self_routed_subtract(Filing *filing, Snapshot snapshot)
 
 /* Nobody asks again for transactions that lie behind the new frontier. */
 static void
-self_routed_forget(const Frontier *next, const Frontier *s2, Snapshot snapshot)
+self_routed_forget(const Frontier *next, const Frontier *s1, const Frontier *s2, Snapshot snapshot)
 {
 	Rows	   *rows = rows_open(OB_SELF_ROUTED, true);
-	RowScan    *scan = rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 0, NULL);
+	RowScan    *scan = self_routed_scan(rows, snapshot, self_routed_bottom(s1));
 	TupleTableSlot *slot;
 
 	while ((slot = rows_next(scan)) != NULL)
@@ -284,6 +314,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 	int64		target = -1;
 	int64		seen = 0;
 	int64		total = 0;
+	int64		rows = 0;
 	bool		more = true;
 
 	*wrote = false;
@@ -335,9 +366,9 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		seen = s2.seen;
 
 		total += pass(&s1, &s2, snapshot, subscription_id, enough == 0 ? 0 : enough - total,
-					  wrote);
+					  &rows, wrote);
 		snapshot_pop();
-		more = s2.horizon < target && (enough == 0 || total < enough);
+		more = s2.horizon < target && (enough == 0 || (total < enough && rows < ROUTE_ROWS_PER_CLAIM));
 		MemoryContextReset(context);
 	}
 	MemoryContextSwitchTo(caller);
@@ -381,21 +412,17 @@ route_own(Subscription *subscription, int64 wanted)
 	Rows	   *rows = rows_open(OB_SELF_ROUTED, true);
 	Snapshot	snapshot = snapshot_push();
 	Frontier	nobody = {0};
-	ScanKeyData keys[2];
-	RowScan    *scan;
+	RowScan    *scan = self_routed_scan(rows, snapshot, first);
 	TupleTableSlot *slot;
 	Filing	   *filing;
 	int64		filed;
 
-	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription->id));
-	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(first));
-	scan = rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 2, keys);
 	while ((slot = rows_next(scan)) != NULL)
 	{
 		bool		isnull;
 		int64		filed_upper = DatumGetInt64(slot_getattr(slot, 3, &isnull));
 
-		if (filed_upper <= upper)
+		if (DatumGetInt64(slot_getattr(slot, 1, &isnull)) == subscription->id && filed_upper <= upper)
 			lower = Max(lower, filed_upper);
 	}
 	rows_scan_end(scan);

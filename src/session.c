@@ -3,9 +3,9 @@
  *		The frame of a process of outbox: its start, its transactions, its waiting, and
  *		what it does after an error.
  *
- * A transaction is open only while there is something to do in it, never while waiting;
- * and at the start of each one the extension is locked, so that DROP EXTENSION waits for
- * the turn and not for ever.
+ * A transaction is open only while there is something to do in it, never while waiting.
+ * At the start of each one the extension is locked, before any of its tables: so DROP
+ * EXTENSION waits for that transaction, and a deadlock with it is not possible.
  */
 #include "worker.h"
 
@@ -27,6 +27,7 @@
 #include "tcop/tcopprot.h"
 #include "utils/acl.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/ps_status.h"
 #include "utils/snapmgr.h"
@@ -35,6 +36,7 @@
 #include "utils/wait_event.h"
 
 static void force_settings(bool user_code);
+static bool lock_extension(Oid extension, bool wait);
 
 /*
  * What a database or a role has set must not stop a process that nobody watches.
@@ -113,22 +115,49 @@ session_recover(void)
 	RESUME_INTERRUPTS();
 }
 
+static bool
+lock_extension(Oid extension, bool wait)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
+	return LockAcquire(&tag, AccessShareLock, false, !wait) != LOCKACQUIRE_NOT_AVAIL;
+}
+
 /*
  * False: the extension is absent, or is being dropped or altered right now.  The lock is
  * the transaction's.
+ *
+ * One that was made in the place of another can be seen a moment before the messages about
+ * what went with the other one are: who dropped it has its lock until they are there.
  */
 bool
 session_extension_lock(void)
 {
-	LOCKTAG		tag;
+	static Oid	known = InvalidOid;
 	Oid			extension = get_extension_oid("outbox", true);
 
 	if (!OidIsValid(extension))
 		return false;
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
-	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+	if (OidIsValid(known) && known != extension && !lock_extension(known, false))
 		return false;
+	if (!lock_extension(extension, false))
+		return false;
+	AcceptInvalidationMessages();
+	known = extension;
 	return get_extension_oid("outbox", true) == extension;
+}
+
+void
+session_extension_hold(void)
+{
+	Oid			extension = get_extension_oid("outbox", true);
+
+	if (OidIsValid(extension) && lock_extension(extension, true) &&
+		get_extension_oid("outbox", true) == extension)
+		return;
+	/* with it went all that was claimed */
+	proc_exit(0);
 }
 
 bool

@@ -59,7 +59,7 @@ static void turn(MemoryContext context);
 static void own_locktag(LOCKTAG *tag);
 static bool one_runs(void);
 static bool is_only_one(void);
-static bool turn_is_over(void);
+static bool turn_is_over(bool in_batch);
 static bool database_is_wanted_alone_now(void);
 static bool database_is_wanted_alone(void);
 
@@ -249,10 +249,15 @@ one_runs(void)
 	return false;
 }
 
-/* In the middle of a delivery: settings are read, and new messages filed, between turns. */
+/* Between batches for new messages to be filed, in the middle of one for who wants the database alone. */
 static bool
-turn_is_over(void)
+turn_is_over(bool in_batch)
 {
+	if (in_batch)
+	{
+		session_reload();
+		return !outbox_enabled || database_is_wanted_alone_now();
+	}
 	return ConfigReloadPending || GetCurrentTimestamp() > turn_until || database_is_wanted_alone_now();
 }
 

@@ -61,6 +61,7 @@ static bool suspend(Oid database);
 static bool anybody_connected(Oid database, bool signal_them);
 static void resume(Oid database);
 static void after_success(Node *statement, Oid alone);
+static bool is_served(void);
 static void tell_at_commit(bool look, Oid database, Oid role);
 static void transaction_end(XactEvent event, void *arg);
 
@@ -259,20 +260,28 @@ after_success(Node *statement, Oid alone)
 						   get_rolespec_oid(castNode(AlterRoleSetStmt, statement)->role, true));
 			break;
 		case T_TransactionStmt:
-			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED)
-			{
-				/* only where workers serve the database: anywhere else it would announce it */
-				DatabaseSlot *slot = database_slot(MyDatabaseId, false);
-
-				if (slot != NULL && slot->wanted)
-					wake_database(MyDatabaseId, WORK_LOOK | WORK_ENQUEUED);
-			}
+			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED && is_served())
+				wake_database(MyDatabaseId, WORK_LOOK | WORK_ENQUEUED);
+			break;
+		case T_DropStmt:
+			/* it may have been ours: then our processes have nothing to do here any more */
+			if (castNode(DropStmt, statement)->removeType == OBJECT_EXTENSION && is_served())
+				wake_at_commit(WORK_LOOK);
 			break;
 		default:
 			break;
 	}
 	if (OidIsValid(alone))
 		resume(alone);
+}
+
+/* Whether workers serve the database of this session: waking them for another would announce it. */
+static bool
+is_served(void)
+{
+	DatabaseSlot *slot = database_slot(MyDatabaseId, false);
+
+	return slot != NULL && slot->wanted;
 }
 
 static void

@@ -154,6 +154,8 @@ extern void session_transaction_commit(void);
 /* after an error was caught: reports it and cleans up; the caller waits before it goes on */
 extern void session_recover(void);
 extern bool session_extension_lock(void);
+/* the same in the middle of a delivery: waits, and ends the process where it is gone */
+extern void session_extension_hold(void);
 /* true: something woke us; false: the time has passed */
 extern bool session_wait(int64 usecs);
 /* after an error: nobody's wake-up shortens it */

@@ -184,7 +184,7 @@ CREATE TABLE outbox.self_routed (
     subscription_id bigint NOT NULL,
     lower           bigint NOT NULL,
     upper           bigint NOT NULL,
-    CONSTRAINT self_routed_pkey PRIMARY KEY (subscription_id, lower)
+    CONSTRAINT self_routed_pkey PRIMARY KEY (lower, subscription_id)
 );
 
 CREATE TABLE outbox.dedupe (

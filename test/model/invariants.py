@@ -70,9 +70,12 @@ def compare_status(world, connection):
     if 'status' not in world.functions:
         return
     counted = collections.Counter()
+    server.query(connection, 'BEGIN ISOLATION LEVEL REPEATABLE READ')      # workers take back what expires
     for name, state, n in server.query(connection, COUNTS):
         counted[name, state] = n
-    for name, *shown in server.query(connection, f'SELECT subscription, {", ".join(WORDS)} FROM outbox.status'):
+    rows = server.query(connection, f'SELECT subscription, {", ".join(WORDS)} FROM outbox.status')
+    server.query(connection, 'COMMIT')
+    for name, *shown in rows:
         shown = dict(zip(WORDS, shown))
         shown['ready'] += shown.pop('scheduled')
         for word, n in shown.items():

@@ -58,6 +58,10 @@ def is_lost(connection, error):
     return connection.closed or error.pgcode in (None, '57P01', '57P02', '57P03')
 
 
+def instance(connection):
+    return query(connection, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+
+
 def make_database():
     drop_database()
     change_settings('SET {} = {}')

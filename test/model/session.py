@@ -32,7 +32,8 @@ class Session(threading.Thread):
         self.random = random.Random(f'{world.seed}/{number}')
         self.connection = None
         self.txn = None
-        self.gid = None             # the prepared transaction that is being ended
+        self.gid = None             # the prepared transaction that is being made or ended
+        self.instance = None        # of the server: another one after each crash
         self.offset_low = 0         # of the clock, as this server process said last
         self.held = []
 
@@ -52,6 +53,7 @@ class Session(threading.Thread):
 
     def connect(self):
         self.connection = server.connect(patience=60)
+        self.instance = server.instance(self.connection)
         self.world.pids[self.number] = self.connection.get_backend_pid()
 
     def turn(self):
@@ -269,11 +271,13 @@ class Session(threading.Thread):
     def recover(self, error):
         if not any(at > now() - AFTER_KILL for at in self.world.kills):
             raise Finding('the server does not crash', str(error))
-        self.connection.close()
-        txn, gid = self.txn, self.gid
+        txn, gid, instance = self.txn, self.gid, self.instance
         while True:
             try:
+                self.connection.close()
                 self.connect()
+                if self.instance == instance:       # not yet: what was killed seems to be in progress
+                    continue
                 prepared = gid and server.query(self.connection, 'SELECT FROM pg_prepared_xacts WHERE gid = %s', (gid,))
                 done = txn and server.query(self.connection, 'SELECT FROM model.txn WHERE number = %s', (txn.number,))
                 break
