@@ -142,6 +142,8 @@ static uint64 run_with_role(const char *text, Oid role, const char *subscription
 static bool allow_subscription(Oid role, const char *subscription);
 static bool forbid_subscription(Oid role, const char *subscription, bool *any_left);
 
+static void check_owner(void);
+
 PG_FUNCTION_INFO_V1(outbox_grant_access);
 PG_FUNCTION_INFO_V1(outbox_revoke_access);
 
@@ -203,6 +205,21 @@ refuse_consumer(const char *subscription)
 					 quote_literal_cstr(user), quote_literal_cstr(subscription))));
 }
 
+/*
+ * Not EXECUTE alone: a grant on all functions of the schema must not let a role lift its
+ * own limits.
+ */
+static void
+check_owner(void)
+{
+	if (!has_privs_of_role(GetUserId(), outbox_owner()))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("only the owner of the extension grants and revokes access"),
+				 errdetail("It is owned by \"%s\".", GetUserNameFromId(outbox_owner(), false)),
+				 errhint("Ask its owner, or a superuser.")));
+}
+
 /* ---- granting ---- */
 
 /* grant_access(role, kind, subscription) */
@@ -215,6 +232,7 @@ outbox_grant_access(PG_FUNCTION_ARGS)
 	bool		changed;
 
 	session_begin("outbox.grant_access()");
+	check_owner();
 	read_arguments(fcinfo, &role, &kind, &subscription);
 	if (subscription != NULL)
 		(void) subscription_get(subscription);
@@ -242,6 +260,7 @@ outbox_revoke_access(PG_FUNCTION_ARGS)
 	int			kept = 0;
 
 	session_begin("outbox.revoke_access()");
+	check_owner();
 	read_arguments(fcinfo, &role, &kind, &subscription);
 
 	LockRelationOid(outbox_oid(OB_ACCESS), ShareRowExclusiveLock);

@@ -187,12 +187,12 @@ message_route(Message *message)
 	Identity	identity;
 	ListCell   *cell;
 
+	/* before routing, as unsubscribe() does; and no subscription goes while we file for it */
+	foreach(cell, subscriptions_meant(NULL))
+		subscription_lock(((Subscription *) lfirst(cell))->id, AccessShareLock);
 	identity_read(&identity);
 	if (!own || !identity.in_use)
 	{
-		/* unsubscribe() takes them in this order too */
-		foreach(cell, subscriptions_meant(NULL))
-			subscription_lock(((Subscription *) lfirst(cell))->id, AccessShareLock);
 		routing_lock_wait();
 		identity_ensure();
 	}

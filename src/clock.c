@@ -153,6 +153,8 @@ clock_start_above(TimestampTz unshifted)
 {
 	ClockState *clock = state();
 
-	if ((uint64) unshifted > clock_raw(clock))
-		raise_to(&clock->anchor, (uint64) (unshifted - monotonic_usecs()));
+	if ((uint64) unshifted <= clock_raw(clock))
+		return;
+	raise_to(&clock->anchor, (uint64) (unshifted - monotonic_usecs()));
+	raise_to(&clock->last, (uint64) unshifted);
 }

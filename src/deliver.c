@@ -335,6 +335,7 @@ hook_timer_fired(void)
 	kill(-MyProcPid, SIGINT);
 #endif
 	SetLatch(MyLatch);
+	worker_hook_overdue();
 }
 
 /* ---- what came out ---- */

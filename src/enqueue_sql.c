@@ -10,12 +10,14 @@
 #include "subscription.h"
 
 #include "access/htup_details.h"
+#include "catalog/namespace.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/memutils.h"
 #include "utils/numeric.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -243,14 +245,15 @@ enqueue_array(FunctionCallInfo fcinfo, Jsonb *array, char *name)
 		}
 		else
 			message_from_json(&messages[n], &value);
-		MemoryContextSwitchTo(caller);
 		if (++n == BATCH_MAX)
 		{
 			enqueue_messages(messages, n, ids);
 			return_ids((ReturnSetInfo *) fcinfo->resultinfo, ids, n);
+			MemoryContextSwitchTo(caller);
 			MemoryContextReset(context);
 			n = 0;
 		}
+		MemoryContextSwitchTo(caller);
 	}
 	enqueue_messages(messages, n, ids);
 	return_ids((ReturnSetInfo *) fcinfo->resultinfo, ids, n);
@@ -296,7 +299,12 @@ outbox_outgoing_insert(PG_FUNCTION_ARGS)
 	session_begin("INSERT INTO outbox.outgoing");
 	desc = RelationGetDescr(trigger->tg_relation);
 	tuple = trigger->tg_trigtuple;
-	Assert(desc->natts == lengthof(enqueue_arguments));
+	if (desc->natts != lengthof(enqueue_arguments) ||
+		strcmp(RelationGetRelationName(trigger->tg_relation), "outgoing") != 0 ||
+		RelationGetNamespace(trigger->tg_relation) != get_namespace_oid("outbox", false))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("this function is the trigger of the view outbox.outgoing")));
 	heap_deform_tuple(tuple, desc, values, nulls);
 
 	message_init(&message);
@@ -327,6 +335,8 @@ outbox_enqueued(PG_FUNCTION_ARGS)
 	int64		count = position_own_count();
 	LogReader  *reader;
 	TupleTableSlot *slot;
+	MemoryContext each;
+	MemoryContext caller;
 	int64		first;
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
@@ -339,13 +349,18 @@ outbox_enqueued(PG_FUNCTION_ARGS)
 									identity_offset_for_enqueue());
 	reader = log_open(snapshot_push());
 	log_range(reader, first, first + count);
+	each = AllocSetContextCreate(CurrentMemoryContext, "outbox enqueued", ALLOCSET_DEFAULT_SIZES);
+	caller = MemoryContextSwitchTo(each);
 	while ((slot = log_next(reader)) != NULL)
 	{
 		bool		isnull;
-		char	   *name = TextDatumGetCString(slot_getattr(slot, LOG_NAME, &isnull));
+		char	   *name;
 		HeapTupleData tuple;
 		HeapTupleHeader header;
 
+		CHECK_FOR_INTERRUPTS();
+		MemoryContextReset(each);
+		name = TextDatumGetCString(slot_getattr(slot, LOG_NAME, &isnull));
 		if (pattern != NULL && !topic_matches(pattern, name))
 			continue;
 		header = DatumGetHeapTupleHeader(log_message(slot, NULL, 0, 0));
@@ -355,6 +370,8 @@ outbox_enqueued(PG_FUNCTION_ARGS)
 		tuple.t_tableOid = InvalidOid;
 		tuplestore_puttuple(rsinfo->setResult, &tuple);
 	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
 	log_close(reader);
 	snapshot_pop();
 	return (Datum) 0;

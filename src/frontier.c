@@ -94,6 +94,7 @@ frontier_append(const Frontier *predecessor, const Frontier *frontier)
 	Datum		values[FRONTIER_COLUMNS];
 	bool		nulls[FRONTIER_COLUMNS] = {false};
 
+	rows_check_columns(rows->rel, FRONTIER_COLUMNS);
 	for (int i = 0; i < frontier->n_running; i++)
 		running[i] = Int64GetDatum(frontier->running[i]);
 

@@ -10,11 +10,13 @@
 #include "log.h"
 
 #include "catalog.h"
+#include "rows.h"
 
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "catalog/pg_am.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
@@ -47,6 +49,7 @@ struct LogReader
 static void segment_open(Segment *segment, OutboxObject table, Snapshot snapshot);
 static void segment_close(Segment *segment);
 static bool segment_peek(LogReader *reader, Segment *segment);
+static bool is_whole_unique(Relation index, AttrNumber column);
 static Relation open_index_on(Relation rel, AttrNumber column);
 static Datum empty_headers(void);
 
@@ -77,6 +80,7 @@ static void
 segment_open(Segment *segment, OutboxObject table, Snapshot snapshot)
 {
 	segment->rel = table_open(outbox_oid(table), AccessShareLock);
+	rows_check_columns(segment->rel, LOG_COLUMNS);
 	segment->index = open_index_on(segment->rel, LOG_POSITION);
 	segment->slot = table_slot_create(segment->rel, NULL);
 	segment->scan = index_beginscan(segment->rel, segment->index, snapshot, 2, 0);
@@ -198,7 +202,19 @@ log_find(LogReader *reader, const pg_uuid_t *id)
 	return found;
 }
 
-/* The unique index whose only column this is, whatever its name. */
+/* Reads all rows, upwards, and each of them once. */
+static bool
+is_whole_unique(Relation index, AttrNumber column)
+{
+	Form_pg_index form = index->rd_index;
+
+	return form->indisunique && form->indisvalid && form->indimmediate &&
+		form->indnkeyatts == 1 && form->indkey.values[0] == column &&
+		index->rd_rel->relam == BTREE_AM_OID && index->rd_indoption[0] == 0 &&
+		RelationGetIndexPredicate(index) == NIL;
+}
+
+/* The unique index whose only column this is, whatever its name; not a user's partial one. */
 static Relation
 open_index_on(Relation rel, AttrNumber column)
 {
@@ -208,8 +224,7 @@ open_index_on(Relation rel, AttrNumber column)
 	{
 		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
 
-		if (index->rd_index->indisunique && index->rd_index->indisvalid &&
-			index->rd_index->indnkeyatts == 1 && index->rd_index->indkey.values[0] == column)
+		if (is_whole_unique(index, column))
 			return index;
 		index_close(index, AccessShareLock);
 	}

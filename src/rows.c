@@ -93,6 +93,20 @@ rows_close(Rows *rows)
 	MemoryContextDelete(rows->context);
 }
 
+/* The arrays have the columns that the install script made. */
+void
+rows_check_columns(Relation rel, int columns)
+{
+	if (RelationGetNumberOfAttributes(rel) == columns)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
+			 errdetail("It has %d columns, the extension made %d.",
+					   RelationGetNumberOfAttributes(rel), columns),
+			 errhint("Tables of the extension cannot have other columns; keep your own in a table beside it.")));
+}
+
 static void
 store_values(TupleTableSlot *slot, const Datum *values, const bool *nulls)
 {

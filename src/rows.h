@@ -34,6 +34,8 @@ typedef struct RowScan
 
 extern Rows *rows_open(OutboxObject table, bool writing);
 extern Rows *rows_open_oid(Oid table, bool writing);
+/* 55000 where somebody has added or dropped columns */
+extern void rows_check_columns(Relation rel, int columns);
 extern void rows_close(Rows *rows);
 /* Each makes its change visible to the next snapshot of this transaction. */
 extern void rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid);

@@ -108,6 +108,7 @@ runs_open(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, true);
+	rows_check_columns(store->rows->rel, RUN_COLUMNS);
 	store->not_before = floor_pin();
 	return store;
 }
@@ -119,6 +120,7 @@ runs_open_for_reading(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, false);
+	rows_check_columns(store->rows->rel, RUN_COLUMNS);
 	store->not_before = DT_NOBEGIN;
 	return store;
 }

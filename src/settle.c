@@ -25,6 +25,9 @@ PG_FUNCTION_INFO_V1(outbox_settle_batch);
 PG_FUNCTION_INFO_V1(outbox_renew);
 PG_FUNCTION_INFO_V1(outbox_renew_batch);
 
+/* bytes of error_detail, as jsonb */
+#define ERROR_DETAIL_MAX (64 * 1024)
+
 static void parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *settlement);
 static Outcome parse_outcome(const char *name);
 static bool is_empty(ArrayType *ids);
@@ -71,7 +74,17 @@ parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *settlement)
 	if (!PG_ARGISNULL(first + 1))
 		message = text_to_cstring(PG_GETARG_TEXT_PP(first + 1));
 	if (!PG_ARGISNULL(first + 2))
+	{
 		detail = PG_GETARG_JSONB_P(first + 2);
+		/* it is written again with each transition of the message */
+		if (VARSIZE(detail) > ERROR_DETAIL_MAX)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("error_detail is too long"),
+					 errdetail("It has %zu bytes; at most %d are allowed.",
+							   (size_t) VARSIZE(detail), ERROR_DETAIL_MAX),
+					 errhint("Keep the details elsewhere, and pass a reference to them.")));
+	}
 	if (!PG_ARGISNULL(first + 3))
 	{
 		settlement->has_retry_at = true;

@@ -10,9 +10,9 @@
  *
  * Also: COMMIT PREPARED wakes the coordinator, since no commit callback of the
  * transaction's own runs then; a new database is looked at when its making has been
- * committed; and when ALTER DATABASE or ROLE has been committed our processes there are
+ * committed; when ALTER DATABASE or ROLE … SET has been committed our processes there are
  * asked to leave, so that others connect with the new settings, or do not, where that is
- * what was set.
+ * what was set; and when a role was altered, workers that could not connect try again.
  */
 #include "worker.h"
 
@@ -37,10 +37,17 @@
 #define SUSPEND_ASK_MS	100
 #define SUSPEND_WAIT_MS	5000
 
+typedef enum ChangeKind
+{
+	CHANGE_SETTINGS,			/* who is connected has old ones */
+	CHANGE_DATABASE,			/* the same, and it may be one to serve now */
+	CHANGE_ROLE					/* it may be able to connect now */
+} ChangeKind;
+
 /* what is to be told at the commit */
 typedef struct Change
 {
-	bool		look;			/* the database may be one to serve now */
+	ChangeKind	kind;
 	Oid			database;		/* InvalidOid: all */
 	Oid			role;			/* InvalidOid: all */
 } Change;
@@ -62,7 +69,7 @@ static bool anybody_connected(Oid database, bool signal_them);
 static void resume(Oid database);
 static void after_success(Node *statement, Oid alone);
 static bool is_served(void);
-static void tell_at_commit(bool look, Oid database, Oid role);
+static void tell_at_commit(ChangeKind kind, Oid database, Oid role);
 static void transaction_end(XactEvent event, void *arg);
 
 void
@@ -246,18 +253,21 @@ after_success(Node *statement, Oid alone)
 				database_slot_free(database_slot(alone, false));
 			return;
 		case T_CreatedbStmt:
-			tell_at_commit(true, get_database_oid(castNode(CreatedbStmt, statement)->dbname, true), InvalidOid);
+			tell_at_commit(CHANGE_DATABASE, get_database_oid(castNode(CreatedbStmt, statement)->dbname, true), InvalidOid);
 			break;
 		case T_AlterDatabaseSetStmt:
-			tell_at_commit(false, get_database_oid(castNode(AlterDatabaseSetStmt, statement)->dbname, true), InvalidOid);
+			tell_at_commit(CHANGE_SETTINGS, get_database_oid(castNode(AlterDatabaseSetStmt, statement)->dbname, true), InvalidOid);
 			break;
 		case T_AlterDatabaseStmt:
 			/* IS_TEMPLATE, ALLOW_CONNECTIONS */
-			tell_at_commit(true, get_database_oid(castNode(AlterDatabaseStmt, statement)->dbname, true), InvalidOid);
+			tell_at_commit(CHANGE_DATABASE, get_database_oid(castNode(AlterDatabaseStmt, statement)->dbname, true), InvalidOid);
 			break;
 		case T_AlterRoleSetStmt:
-			tell_at_commit(false, InvalidOid, castNode(AlterRoleSetStmt, statement)->role == NULL ? InvalidOid :
+			tell_at_commit(CHANGE_SETTINGS, InvalidOid, castNode(AlterRoleSetStmt, statement)->role == NULL ? InvalidOid :
 						   get_rolespec_oid(castNode(AlterRoleSetStmt, statement)->role, true));
+			break;
+		case T_AlterRoleStmt:
+			tell_at_commit(CHANGE_ROLE, InvalidOid, get_rolespec_oid(castNode(AlterRoleStmt, statement)->role, true));
 			break;
 		case T_TransactionStmt:
 			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED && is_served())
@@ -285,12 +295,12 @@ is_served(void)
 }
 
 static void
-tell_at_commit(bool look, Oid database, Oid role)
+tell_at_commit(ChangeKind kind, Oid database, Oid role)
 {
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
 	Change	   *change = palloc(sizeof(Change));
 
-	*change = (Change) {look, database, role};
+	*change = (Change) {kind, database, role};
 	changes = lappend(changes, change);
 	MemoryContextSwitchTo(caller);
 }
@@ -307,8 +317,13 @@ transaction_end(XactEvent event, void *arg)
 	{
 		Change	   *change = lfirst(cell);
 
+		if (change->kind == CHANGE_ROLE)
+		{
+			workers_try_again(change->role);
+			continue;
+		}
 		(void) workers_ask_to_leave(change->database, change->role);
-		if (change->look)
+		if (change->kind == CHANGE_DATABASE)
 			request_probe(change->database);
 	}
 	changes = NIL;

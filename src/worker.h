@@ -131,13 +131,17 @@ extern bool worker_start(WorkerSlot *slot);
 /* in the process itself: takes its slot, and gives it back at its end */
 extern WorkerSlot *worker_attach(Datum argument, WorkerKind kind);
 extern void worker_hook_until(TimestampTz until);
+/* the hook has met its time limit: the coordinator shall look how it takes it.  In a signal handler */
+extern void worker_hook_overdue(void);
 /* is this process one of ours, of that kind? */
 extern bool worker_is(WorkerKind kind);
 /* wake a process by its number; whoever has it by now does not mind */
 extern void wake_process(int process);
 extern void wake_launcher(void);
 extern int	workers_of(WorkerKind kind, Oid database, Oid role);
-/* no slot is free: ask a delivery worker that is idle to leave; false: there is none */
+/* those of a role that failed need not wait any longer */
+extern void workers_try_again(Oid role);
+/* no slot is free: ask a process that is idle to leave; false: there is none */
 extern bool workers_make_room(void);
 #define ROOM_PAUSE		(50 * 1000)		/* until it has left */
 /* these two: the caller holds the lock, exclusively for the second, which makes what is not there */

@@ -23,9 +23,11 @@
 WorkerState *worker_state = NULL;
 
 static WorkerSlot *my_slot = NULL;
+static DatabaseSlot *my_database = NULL;
 
 static void give_back(int code, Datum argument);
 static void note_exit(int code);
+static int	ask_idle(WorkerKind kind, LeaveRequest request);
 static bool is_free(const WorkerSlot *slot, TimestampTz now);
 
 void
@@ -309,6 +311,7 @@ worker_attach(Datum argument, WorkerKind kind)
 		my_slot = slot;
 	}
 	LWLockRelease(worker_state->lock);
+	my_database = database_slot(slot->database, false);
 	if (my_slot == NULL)
 		proc_exit(0);			/* came too late: the reservation was given to another */
 	return slot;
@@ -359,29 +362,71 @@ give_back(int code, Datum argument)
 	wake_launcher();
 }
 
-/* The one that has been idle longest: its database needs it less than another one does. */
+void
+workers_try_again(Oid role)
+{
+	bool		any = false;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < PUSHERS_MAX; i++)
+	{
+		Pusher	   *pusher = &worker_state->pushers[i];
+
+		if (pusher->role != role || (pusher->pause == 0 && !pusher->told_no_role))
+			continue;
+		pusher->not_before = DT_NOBEGIN;
+		any = true;
+	}
+	for (int i = 0; i < DATABASES_MAX && any; i++)
+	{
+		DatabaseSlot *slot = &worker_state->databases[i];
+
+		if (!slot->wanted)
+			continue;
+		(void) pg_atomic_fetch_or_u32(&slot->work, WORK_LOOK);
+		wake_process((int) pg_atomic_read_u32(&slot->coordinator));
+	}
+	LWLockRelease(worker_state->lock);
+	if (any)
+		wake_launcher();
+}
+
+/* A delivery worker, since these stay for a while when they are idle; else a coordinator. */
 bool
 workers_make_room(void)
 {
-	WorkerSlot *longest = NULL;
+	int			process = -1;
 
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	process = ask_idle(WORKER_DELIVERY, LEAVE_NOW);
+	if (process < 0)
+		process = ask_idle(WORKER_COORDINATOR, LEAVE_IF_IDLE);
+	LWLockRelease(worker_state->lock);
+	wake_process(process);
+	return process >= 0;
+}
+
+/* The number of the one that was asked, which has been idle longest; -1: none is idle. */
+static int
+ask_idle(WorkerKind kind, LeaveRequest request)
+{
+	WorkerSlot *longest = NULL;
+
 	for (int i = 0; i < WORKERS_MAX; i++)
 	{
 		WorkerSlot *slot = &worker_state->workers[i];
 
-		if (!slot->used || slot->pid == 0 || slot->kind != WORKER_DELIVERY || pg_atomic_read_u32(&slot->busy) != 0)
+		if (!slot->used || slot->pid == 0 || slot == my_slot || slot->kind != kind ||
+			pg_atomic_read_u32(&slot->busy) != 0)
 			continue;
 		if (longest == NULL ||
 			pg_atomic_read_u64(&slot->idle_since) < pg_atomic_read_u64(&longest->idle_since))
 			longest = slot;
 	}
-	if (longest != NULL)
-		longest->leave = LEAVE_NOW;
-	LWLockRelease(worker_state->lock);
-	if (longest != NULL)
-		wake_process(longest->process);
-	return longest != NULL;
+	if (longest == NULL)
+		return -1;
+	longest->leave = Max(longest->leave, request);
+	return longest->process;
 }
 
 /* Of a delivery worker: a failure makes the next one wait. */
@@ -428,6 +473,21 @@ worker_hook_until(TimestampTz until)
 {
 	if (my_slot != NULL)
 		pg_atomic_write_u64(&my_slot->hook_until, (uint64) until);
+}
+
+void
+worker_hook_overdue(void)
+{
+	uint32		coordinator;
+
+	if (my_slot == NULL || my_database == NULL)
+		return;
+	(void) pg_atomic_fetch_or_u32(&my_database->work, WORK_LOOK);
+	coordinator = pg_atomic_read_u32(&my_database->coordinator);
+	if (coordinator != PG_UINT32_MAX)
+		wake_process((int) coordinator);
+	else
+		wake_launcher();
 }
 
 bool

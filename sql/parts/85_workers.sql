@@ -12,7 +12,7 @@ CREATE FUNCTION outbox.worker_rows(
     OUT running boolean)
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'outbox_worker_rows'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED ROWS 10;
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10;
 COMMENT ON FUNCTION outbox.worker_rows() IS 'processes of outbox in the whole cluster; behind the view workers';
 
 CREATE VIEW outbox.workers AS

@@ -24,6 +24,10 @@ MAX_HELD = 40
 AFTER_KILL = 30_000_000     # a connection lost so long after a kill is a crash
 
 
+class Unsure(Exception):
+    """Cancelled at the end: it may have come through."""
+
+
 class Session(threading.Thread):
     def __init__(self, world, number):
         super().__init__(name=f'session {number}')
@@ -44,7 +48,12 @@ class Session(threading.Thread):
                 try:
                     self.turn()
                 except ConnectionLost as error:
-                    self.recover(error)
+                    self.reconnect(error)
+                    self.resolve()
+                except Unsure:
+                    self.execute('ROLLBACK')
+                    self.execute('SET synchronous_commit = local')
+                    self.resolve()
             self.connection.close()
         except Finding as finding:
             self.world.fail(finding)
@@ -173,19 +182,21 @@ class Session(threading.Thread):
             self.roll_back(txn)
             self.world.count('rollback')
             return
-        if self.world.options.kill:
+        prepare = chance < 0.12 + self.world.prepares and len(self.world.prepared) < self.world.max_prepared
+        slow = self.random.random() < 0.08
+        if self.world.options.kill or prepare or slow:
             self.execute('INSERT INTO model.txn VALUES (%s)', (txn.number,))
-        if chance < 0.12 + self.world.prepares and len(self.world.prepared) < self.world.max_prepared:
-            self.prepare(txn)
+        if prepare:
+            self.prepare(txn, slow)
             return
         txn.commit_start = now()
-        self.end_by('COMMIT')
+        self.end_by('COMMIT', slow)
         txn.end(COMMITTED)
         self.world.count('commit')
 
-    def end_by(self, text, args=None, allowed=()):
-        """Some ends take long, in the middle: they wait for a standby that is not there, until they are cancelled."""
-        if self.random.random() > 0.08:
+    def end_by(self, text, slow, args=None, allowed=()):
+        """A slow end hangs in the middle: it waits for a standby that is not there, until it is cancelled."""
+        if not slow:
             self.execute(text, args, allowed=allowed)
             return
         self.execute('SET synchronous_commit = on')
@@ -194,6 +205,10 @@ class Session(threading.Thread):
         canceller.start()
         try:
             self.execute(text, args, allowed=allowed + ('57014',))
+        except Aborted as error:
+            if error.args[0] == '57014':        # before its work or after it
+                raise Unsure from error
+            raise
         finally:
             over.set()
             canceller.join()
@@ -209,12 +224,12 @@ class Session(threading.Thread):
         self.execute('ROLLBACK')
         txn.end(ABORTED)
 
-    def prepare(self, txn):
+    def prepare(self, txn, slow):
         """What it touched belongs to whoever ends it.  A transaction that has routed cannot be prepared."""
         gid = f'model {txn.number}'
         self.gid = gid
         try:
-            self.end_by('PREPARE TRANSACTION %s', (gid,), ('0A000',))
+            self.end_by('PREPARE TRANSACTION %s', slow, (gid,), ('0A000',))
         except Aborted:
             self.gid = None
             self.world.count('prepare refused')
@@ -240,13 +255,7 @@ class Session(threading.Thread):
         commit = self.random.random() < 0.7
         self.gid = gid
         txn.commit_start = now()
-        try:
-            self.end_by(('COMMIT' if commit else 'ROLLBACK') + ' PREPARED %s', (gid,))
-        except Aborted:         # cancelled before it began
-            self.execute('SET synchronous_commit = local')
-            world.prepared[gid] = txn
-            self.gid = None
-            return
+        self.end_by(('COMMIT' if commit else 'ROLLBACK') + ' PREPARED %s', self.random.random() < 0.08, (gid,))
         self.gid = None
         self.end_as(txn, commit)
         world.count('commit prepared' if commit else 'rollback prepared')
@@ -266,28 +275,36 @@ class Session(threading.Thread):
                 self.held.append(lease)
         self.held = [lease for lease in self.held if lease.ids][-MAX_HELD:]
 
-    # After a kill
+    # Who does not know whether it ended asks
 
-    def recover(self, error):
+    def reconnect(self, error):
+        """After a kill, when the server has restarted: until then what was killed seems to be in progress."""
         if not any(at > now() - AFTER_KILL for at in self.world.kills):
             raise Finding('the server does not crash', str(error))
-        txn, gid, instance = self.txn, self.gid, self.instance
-        while True:
-            try:
+        instance = self.instance
+        end = time.monotonic() + 60
+        while self.instance == instance:
+            if time.monotonic() > end:
+                raise Finding('a connection is lost only when the server restarts', str(error))
+            with contextlib.suppress(ConnectionLost):
                 self.connection.close()
                 self.connect()
-                if self.instance == instance:       # not yet: what was killed seems to be in progress
-                    continue
-                prepared = gid and server.query(self.connection, 'SELECT FROM pg_prepared_xacts WHERE gid = %s', (gid,))
-                done = txn and server.query(self.connection, 'SELECT FROM model.txn WHERE number = %s', (txn.number,))
-                break
-            except ConnectionLost:
-                continue
-        if txn is not None and txn.state in (OPEN, PREPARED):
-            self.world.count('transaction cut off')
-            if prepared:
-                self.was_prepared(gid, txn)
-            else:
-                self.end_as(txn, bool(done))
-        self.txn = self.gid = None
 
+    def resolve(self):
+        """A transaction that meant to commit wrote its number into model.txn."""
+        txn, gid = self.txn, self.gid
+        self.txn = self.gid = None
+        if txn is None or txn.state not in (OPEN, PREPARED):
+            return
+        while True:
+            try:
+                prepared = gid and server.query(self.connection, 'SELECT FROM pg_prepared_xacts WHERE gid = %s', (gid,))
+                done = server.query(self.connection, 'SELECT FROM model.txn WHERE number = %s', (txn.number,))
+                break
+            except ConnectionLost as error:
+                self.reconnect(error)
+        self.world.count('transaction cut off')
+        if prepared:
+            self.was_prepared(gid, txn)
+        else:
+            self.end_as(txn, bool(done))

@@ -245,7 +245,8 @@ sub reload
 {
 	my ($node, %settings) = @_;
 
-	sql($node, "ALTER SYSTEM SET $_ = '$settings{$_}'") for sort keys %settings;
+	# without preloading a session does not know our settings
+	sql($node, "LOAD 'outbox'; ALTER SYSTEM SET $_ = '$settings{$_}'") for sort keys %settings;
 	sql($node, 'SELECT pg_reload_conf()');
 	return;
 }

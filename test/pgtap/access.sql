@@ -21,13 +21,13 @@ INSERT INTO contract VALUES
     ('drain', 'co'), ('deliver', 'co'),
     ('subscribe', 'o'), ('unsubscribe', 'o'), ('pause', 'o'), ('resume', 'o'), ('skip', 'o'),
     ('get', 'co'), ('requeue', 'o'), ('requeue_all', 'o'), ('discard', 'o'), ('discard_all', 'o'), ('cancel', 'o'),
-    ('maintain', 'o'), ('adopt', 'o'),
+    ('maintain', 'o'), ('adopt', 'o'), ('revoke_lease', 'o'), ('start_worker', 'co'),
     ('status', 'or'), ('messages', 'or'), ('dead_letters', 'or'), ('leases', 'or'),
-    ('subscriptions', 'or'), ('handlers', 'or'),
+    ('subscriptions', 'or'), ('handlers', 'or'), ('workers', 'or'), ('worker_rows', 'or'),
     ('clock', 'or'), ('backlog', 'or'), ('deliveries_of', 'or'), ('log_of', 'or'), ('handler_states', 'or'),
     ('backoff', 'pcor'), ('cloudevent', 'pcor'),
     ('log', ''), ('reset', ''), ('grant_access', ''), ('revoke_access', ''),
-    ('guard_role', ''), ('identity_changed', ''), ('delivery_changed', ''), ('outgoing_insert', '');
+    ('announce', ''), ('guard_role', ''), ('identity_changed', ''), ('delivery_changed', ''), ('outgoing_insert', '');
 
 CREATE TEMPORARY VIEW objects AS
 SELECT p.proname AS object, CAST(CAST(p.oid AS regprocedure) AS text) AS identity, 'f' AS sort, p.oid

@@ -166,7 +166,7 @@ SET ROLE regress_reader;
 SELECT count(*) > 0 FROM outbox.status;
 RESET ROLE;
 
--- By somebody who may: the grant is the owner's.
+-- EXECUTE is not enough: a grant on all functions must not let a role lift its own limits.
 GRANT USAGE ON SCHEMA outbox TO regress_operator;
 GRANT EXECUTE ON FUNCTION outbox.grant_access, outbox.revoke_access TO regress_operator;
 SET ROLE regress_operator;

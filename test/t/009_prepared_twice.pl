@@ -9,15 +9,14 @@ use OutboxTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = outbox_node('twice', conf => "synchronous_standby_names = 'nobody'\nsynchronous_commit = local\n");
+my $node = outbox_node('twice', conf => "wal_level = replica\nmax_wal_senders = 2\nsynchronous_standby_names = 'nobody'\nsynchronous_commit = local\n");
 
 # It waits for a standby that does not exist, in the middle of PREPARE.
 my $late = session($node);
 $late->query_safe('BEGIN');
 $late->query_safe('SET LOCAL synchronous_commit = on');
 $late->query_safe("SELECT outbox.enqueue('late', '1')");
-$late->{stdin} .= "PREPARE TRANSACTION 'late';\n";
-$late->{run}->pump_nb;
+$late->query_until(qr/hangs/, "\\echo hangs\nPREPARE TRANSACTION 'late';\n");
 ok($node->poll_query_until('postgres',
 		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"), 'PREPARE hangs in the middle');
 
