@@ -57,7 +57,6 @@
 static List *to_probe = NIL;	/* OIDs, in LauncherContext */
 static char *listed_databases = NULL;	/* outbox.databases when they were listed */
 static MemoryContext LauncherContext;
-static bool told_no_slot = false;
 static int	last_started = DATABASES_MAX - 1;	/* number of a database's slot */
 
 static void launcher_gone(int code, Datum argument);
@@ -297,19 +296,15 @@ start_process(WorkerKind kind, Oid database)
 	WorkerSlot *slot = worker_reserve(kind, database, InvalidOid);
 
 	if (slot != NULL && worker_start(slot))
-	{
-		told_no_slot = false;
 		return 0;
-	}
 	if (workers_make_room())
 		return ROOM_PAUSE;
-	if (!told_no_slot)
+	if (no_slot_is_news())
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("outbox could not start a %s: no free slot for background workers",
 						worker_kind_name(kind)),
 				 errhint("Raise max_worker_processes. It is tried again.")));
-	told_no_slot = true;
 	return NO_SLOT_PAUSE;
 }
 

@@ -72,7 +72,6 @@ start(Oid database, Oid role, int n, TimestampTz now)
 {
 	bool		failed = false;
 	bool		room;
-	bool		told;
 	Pusher	   *pusher;
 
 	for (int i = 0; i < n && !failed; i++)
@@ -84,12 +83,10 @@ start(Oid database, Oid role, int n, TimestampTz now)
 	room = failed && workers_make_room();
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	pusher = pusher_of(database, role);
-	told = pusher->told_no_slot;
-	pusher->told_no_slot = failed && (told || !room);
 	if (failed)
 		pusher->not_before = now + (room ? ROOM_PAUSE : NO_SLOT_PAUSE);
 	LWLockRelease(worker_state->lock);
-	if (failed && !room && !told)
+	if (failed && !room && no_slot_is_news())
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("outbox could not start a delivery worker: no free slot for background workers"),
@@ -141,14 +138,16 @@ end_stuck_hooks(Oid database)
 	for (int i = 0; i < WORKERS_MAX; i++)
 	{
 		WorkerSlot *slot = &worker_state->workers[i];
-		TimestampTz until = (TimestampTz) pg_atomic_read_u64(&slot->hook_until);
+		uint64		expected = pg_atomic_read_u64(&slot->hook_until);
+		TimestampTz until = (TimestampTz) expected;
 
 		if (!slot->used || slot->pid == 0 || slot->database != database || until == 0)
 			continue;
-		if (until <= now)
-			stuck[n++] = slot->pid;
-		else
+		if (until > now)
 			next = Min(next, until);
+		/* and once more if it has not gone in a second */
+		else if (pg_atomic_compare_exchange_u64(&slot->hook_until, &expected, (uint64) (now + USECS_PER_SEC)))
+			stuck[n++] = slot->pid;
 	}
 	LWLockRelease(worker_state->lock);
 	for (int i = 0; i < n; i++)

@@ -231,10 +231,16 @@ is_only_one(void)
 	return alone;
 }
 
+/*
+ * Of the method of advisory locks, so that it lasts until the process ends and goes with
+ * it: core gives back session locks of its own method at an abort, and not at the exit.
+ * No function takes an advisory lock on an object, so no user can have this one.
+ */
 static void
 own_locktag(LOCKTAG *tag)
 {
 	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, outbox_oid(OB_HANDLER), GetUserId(), 0);
+	tag->locktag_lockmethodid = USER_LOCKMETHOD;
 }
 
 static bool

@@ -95,7 +95,6 @@ typedef struct Pusher
 	Oid			role;
 	int64		pause;			/* after the last failure; 0: the last one ended well */
 	TimestampTz not_before;
-	bool		told_no_slot;	/* the log has it that none could be started, and why */
 	bool		told_no_role;
 } Pusher;
 
@@ -104,6 +103,7 @@ typedef struct WorkerState
 	LWLock	   *lock;
 	int			launcher;		/* its number, -1: none; read without the lock to wake it */
 	pid_t		launcher_pid;
+	TimestampTz no_slot_at;		/* when a process could last not be started for want of a slot */
 	/* new databases that may have the extension; more: all are looked at */
 	Oid			probes[PROBES_MAX];
 	int			n_probes;
@@ -128,6 +128,7 @@ extern void database_resume(DatabaseSlot *slot);
 extern bool database_is_suspended(const DatabaseSlot *slot);
 extern WorkerSlot *worker_reserve(WorkerKind kind, Oid database, Oid role);
 extern bool worker_start(WorkerSlot *slot);
+extern bool no_slot_is_news(void);
 /* in the process itself: takes its slot, and gives it back at its end */
 extern WorkerSlot *worker_attach(Datum argument, WorkerKind kind);
 extern void worker_hook_until(TimestampTz until);

@@ -219,7 +219,7 @@ pusher_of(Oid database, Oid role)
 			return pusher;
 	}
 	pusher = &worker_state->pushers[worker_state->next_pusher++ % PUSHERS_MAX];
-	*pusher = (Pusher) {database, role, 0, DT_NOBEGIN, false, false};
+	*pusher = (Pusher) {database, role, 0, DT_NOBEGIN, false};
 	return pusher;
 }
 
@@ -308,6 +308,7 @@ worker_attach(Datum argument, WorkerKind kind)
 		slot->pid = MyProcPid;
 		slot->process = OUTBOX_MY_PROC_NUMBER;
 		slot->started_at = GetCurrentTimestamp();
+		pg_atomic_write_u32(&slot->busy, 1);
 		my_slot = slot;
 	}
 	LWLockRelease(worker_state->lock);
@@ -315,6 +316,23 @@ worker_attach(Datum argument, WorkerKind kind)
 	if (my_slot == NULL)
 		proc_exit(0);			/* came too late: the reservation was given to another */
 	return slot;
+}
+
+/*
+ * No free slot for a background worker: worth a log line where it has not happened for a
+ * while, in whichever process.  Starts succeed and fail in turn where slots are scarce.
+ */
+bool
+no_slot_is_news(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool		news;
+
+	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	news = (now - worker_state->no_slot_at > USECS_PER_MINUTE);
+	worker_state->no_slot_at = now;
+	LWLockRelease(worker_state->lock);
+	return news;
 }
 
 static void
@@ -343,7 +361,7 @@ give_back(int code, Datum argument)
 		else
 			database->failures = 0;
 		/* another one shall take its place */
-		if (my_slot->leave == LEAVE_NOW)
+		if (my_slot->leave == LEAVE_NOW || !outbox_enabled)
 			database->deadline = DT_NOBEGIN;
 	}
 	if (my_slot->kind == WORKER_DELIVERY && database != NULL)

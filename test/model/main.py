@@ -221,7 +221,7 @@ class Round:
         else:
             for s in self.world.live():
                 server.query(self.watcher, 'BEGIN')
-                server.query(self.watcher, 'SELECT FROM outbox.claim_batch(100000, subscription => %s)', (s.name,))
+                server.query(self.watcher, 'SELECT count(*) FROM outbox.claim_batch(100000, subscription => %s)', (s.name,))
                 server.query(self.watcher, 'ROLLBACK')
 
     def compare(self):

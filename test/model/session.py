@@ -298,8 +298,8 @@ class Session(threading.Thread):
             return
         while True:
             try:
-                prepared = gid and server.query(self.connection, 'SELECT FROM pg_prepared_xacts WHERE gid = %s', (gid,))
-                done = server.query(self.connection, 'SELECT FROM model.txn WHERE number = %s', (txn.number,))
+                prepared = gid and server.query(self.connection, 'SELECT 1 FROM pg_prepared_xacts WHERE gid = %s', (gid,))
+                done = server.query(self.connection, 'SELECT 1 FROM model.txn WHERE number = %s', (txn.number,))
                 break
             except ConnectionLost as error:
                 self.reconnect(error)
