@@ -114,7 +114,7 @@ sub eventually
 			pass($what);
 			return time - $begin;
 		}
-		usleep(20_000);
+		usleep(20_000);	# poll
 	} while (time < $limit);
 	fail($what);
 	diag("waited for: $expected\n last seen: $out\n" . ($err // ''));
@@ -137,7 +137,7 @@ sub eventually_log
 			pass($what);
 			return $offset + length $log;
 		}
-		usleep(20_000);
+		usleep(20_000);	# poll
 	} while (time < $limit);
 	fail($what);
 	diag("not in the log: $regexp");
@@ -171,7 +171,7 @@ sub worker_pid
 		my (undef, $pid) = $node->psql('postgres',
 			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox $kind' $where LIMIT 1");
 		return $pid if $pid;
-		usleep(20_000);
+		usleep(20_000);	# poll
 	} while (time < $limit);
 	die "no $kind, or no other";
 }
@@ -186,7 +186,7 @@ sub is_gone
 	while (time < $limit)
 	{
 		return pass($what) unless kill 0, $pid;
-		usleep(20_000);
+		usleep(20_000);	# poll
 	}
 	return fail($what);
 }

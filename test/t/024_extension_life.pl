@@ -66,7 +66,6 @@ $session->query_safe("BEGIN; DROP EXTENSION outbox CASCADE; CREATE EXTENSION out
 use_it('dropped, made, and rolled back: still served');
 $session->query_safe('BEGIN');
 $session->query_safe('DROP EXTENSION outbox CASCADE');
-sql($node, "SELECT pg_sleep(0)");
 $session->query_safe('ROLLBACK');
 use_it('dropped and rolled back: still served');
 

@@ -51,6 +51,7 @@ eventually_log($node, qr/WARNING:  outbox could not start a delivery worker: no 
 enqueue($node, 'plain', 13);
 is_sql($node, 'SELECT count(*) FROM got', '9', 'nothing is delivered');
 is_sql($node, 'SELECT sum(pending + ready) FROM outbox.status', '4', 'messages wait');
+# the session that held the slot on purpose
 sql($node, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(1000)%' AND backend_type = 'client backend'");
 eventually($node, 'SELECT count(*) FROM got', '13', 'when the slot is free, delivery begins by itself');
 is(scalar(log_lines($node, qr/no free slot/, $offset)), 1, 'one warning was enough');

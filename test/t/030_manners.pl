@@ -60,7 +60,7 @@ sub memory
 	for (1 .. 1500)
 	{
 		return $1 if slurp_file($node->logfile, $offset) =~ /\[$pid{$process}\].*Grand total: .* (\d+) used/;
-		Time::HiRes::usleep(20_000);
+		Time::HiRes::usleep(20_000);	# poll
 	}
 	die 'no memory contexts in the log';
 }
