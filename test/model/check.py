@@ -141,7 +141,8 @@ class Comparison:
                if key <= refusal.key and (end is None or end >= refusal.start) for s in possible]
         if all(states.firmly_held(s, refusal) for s in met):
             told = '\n'.join(map(str, refusal.txn.events))
-            raise Finding(7, f'{refusal.kind} was refused although the lease was held; its transaction:\n{told}', message.id)
+            raise Finding(7, f'{refusal.kind} was refused although the lease was held; its transaction:\n{told}',
+                          message.id)
 
     @staticmethod
     def touched_before(refusal):

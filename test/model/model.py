@@ -177,7 +177,6 @@ class World:
         self.notes = collections.Counter()
         self.checks = 0
         self.jumps = [(0, 0)]               # (since, offset) in microseconds, as ordered
-        self.functions = set()
         self.max_prepared = 0
         self.pids = {}                      # session: backend
         self.kills = []                     # when

@@ -21,12 +21,15 @@ CLAIM = """outbox.claim_batch(max_messages => %s, lease => %s * interval '1 micr
 
 def make(session, txn, single=False):
     """One random move."""
-    table = operators.SINGLE + SINGLE if single else operators.ALL + ALL
-    table = [row for row in table if row[2] <= session.world.functions
-             and not (session.world.calm and row[0] is operators.maintain)]
-    scarce = session.world.scarce
-    weights = [row[1] * (0.15 if scarce and row[0] in PRODUCING else 1) for row in table]
-    move = session.random.choices([row[0] for row in table], weights)[0]
+    world = session.world
+    table = SINGLE | operators.SINGLE
+    if not single:
+        table |= MORE | operators.MORE
+    if world.calm:
+        del table[operators.maintain]
+    if world.scarce:
+        table.update({move: table[move] * 0.15 for move in PRODUCING})
+    move = session.random.choices(list(table), list(table.values()))[0]
     move(session, txn)
 
 
@@ -342,7 +345,8 @@ def renew_some(session, txn):
     lease = pick_lease(session, txn)
     if lease:
         ids = left(txn, lease)
-        renew(session, txn, lease, session.random.sample(ids, session.random.randint(1, len(ids))), 'renew_batch by ids')
+        ids = session.random.sample(ids, session.random.randint(1, len(ids)))
+        renew(session, txn, lease, ids, 'renew_batch by ids')
 
 
 def renew(session, txn, lease, ids, name):
@@ -357,16 +361,10 @@ def renew(session, txn, lease, ids, name):
     event.data['until'] = lease.until = rows[0][0]
 
 
-def row(move, weight, *functions):
-    return move, weight, set(functions)
-
-
-SINGLE = [
-    row(enqueue, 12, 'enqueue'), row(enqueue_objects, 3, 'enqueue_batch'), row(enqueue_payloads, 2, 'enqueue_batch'),
-    row(enqueue_by_view, 3, 'outgoing'), row(claim, 22, 'claim_batch'), row(settle, 18, 'settle'),
-    row(settle_batch, 9, 'settle_batch'), row(settle_some, 7, 'settle_batch'), row(settle_late, 3, 'settle'),
-    row(settle_wrongly, 1, 'settle'), row(renew_one, 3, 'renew'), row(renew_batch, 3, 'renew_batch'),
-    row(renew_some, 2, 'renew_batch'),
-]
+# How often.  A single statement without BEGIN can be one of SINGLE.
+SINGLE = {
+    enqueue: 12, enqueue_objects: 3, enqueue_payloads: 2, enqueue_by_view: 3, claim: 22, settle: 18, settle_batch: 9,
+    settle_some: 7, settle_late: 3, settle_wrongly: 1, renew_one: 3, renew_batch: 3, renew_some: 2,
+}
+MORE = {enqueue_again: 1}
 PRODUCING = (enqueue, enqueue_objects, enqueue_payloads, enqueue_by_view)
-ALL = SINGLE + [row(enqueue_again, 1, 'enqueue')]

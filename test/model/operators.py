@@ -158,15 +158,5 @@ def unsubscribe(session, txn):
     world.count('unsubscribe')
 
 
-def row(move, weight, *functions):
-    return move, weight, set(functions)
-
-
-SINGLE = [
-    row(maintain, 4, 'maintain'), row(requeue, 2, 'requeue'), row(discard, 1, 'discard'), row(cancel, 0.5, 'cancel'),
-    row(requeue_all, 0.3, 'requeue_all'), row(pause, 0.4, 'pause'), row(resume, 1.2, 'resume'),
-]
-ALL = SINGLE + [
-    row(skip, 0.2, 'skip'), row(subscribe, 1, 'subscribe'), row(unsubscribe, 0.7, 'unsubscribe'),
-    row(alter, 0.3, 'subscribe'),
-]
+SINGLE = {maintain: 4, requeue: 2, discard: 1, cancel: 0.5, requeue_all: 0.3, pause: 0.4, resume: 1.2}
+MORE = {skip: 0.2, subscribe: 1, unsubscribe: 0.7, alter: 0.3}

@@ -90,13 +90,6 @@ def with_maintenance(text):
         connection.close()
 
 
-def functions(connection):
-    """What there is to call, the view outgoing with it."""
-    return {name for (name,) in query(connection, """
-        SELECT proname FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace
-         UNION ALL SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace""")}
-
-
 def setting(connection, name):
     return query(connection, 'SELECT current_setting(%s, true)', (name,))[0][0]
 

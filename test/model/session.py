@@ -298,8 +298,8 @@ class Session(threading.Thread):
             return
         while True:
             try:
-                prepared = gid and server.query(self.connection, 'SELECT 1 FROM pg_prepared_xacts WHERE gid = %s', (gid,))
-                done = server.query(self.connection, 'SELECT 1 FROM model.txn WHERE number = %s', (txn.number,))
+                prepared = self.finds('pg_prepared_xacts WHERE gid = %s', gid)
+                done = self.finds('model.txn WHERE number = %s', txn.number)
                 break
             except ConnectionLost as error:
                 self.reconnect(error)
@@ -307,4 +307,7 @@ class Session(threading.Thread):
         if prepared:
             self.was_prepared(gid, txn)
         else:
-            self.end_as(txn, bool(done))
+            self.end_as(txn, done)
+
+    def finds(self, source, key):
+        return bool(server.query(self.connection, 'SELECT 1 FROM ' + source, (key,)))

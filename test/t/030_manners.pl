@@ -136,7 +136,7 @@ is(scalar(log_lines($node, qr/HUSH/, $offset)), 0, 'no payload in the log');
 
 # An error of our own that stays: said once, then less and less often, however much is enqueued.
 $offset = log_end($node);
-sql($node, 'ALTER TABLE outbox.dedupe RENAME TO hidden');
+sql($node, 'ALTER TABLE outbox.self_routed RENAME TO hidden');
 for my $n (1 .. 40)
 {
 	sql($node, "SELECT outbox.enqueue('plain', '$n')");
@@ -144,7 +144,7 @@ for my $n (1 .. 40)
 my $errors = () = log_lines($node, qr/outbox coordinator ERROR:/, $offset);
 cmp_ok($errors, '<=', 4, "an error that stays: $errors lines for 40 commits");
 cmp_ok($errors, '>', 0, 'but some');
-sql($node, 'ALTER TABLE outbox.hidden RENAME TO dedupe');
+sql($node, 'ALTER TABLE outbox.hidden RENAME TO self_routed');
 enqueue($node, 'plain', 5000);
 eventually($node, "SELECT count(*) FROM got WHERE payload = '5000'", '1', 'when it is gone, all goes on');
 

@@ -39,8 +39,6 @@ sub survives
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	for my $target ('DATABASE shop', 'ROLE ALL')
 	{
-		my $sleepers = "SELECT string_agg(pid::text, ',' ORDER BY pid) FROM pg_stat_activity WHERE datname = 'shop' AND backend_type LIKE 'outbox%'";
-
 		$n += 4;
 		sql($node, join '', map { "ALTER $target SET $_;" } @settings);
 		# the sender has his own settings
@@ -56,7 +54,6 @@ sub survives
 	return;
 }
 
-sql($node, "SELECT outbox.unregister('pulled')", 'shop') if 0;
 survives('timeouts', "statement_timeout = '5ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'", "idle_session_timeout = '1ms'");
 survives('read only', 'default_transaction_read_only = on');
 survives('serializable', "default_transaction_isolation = 'serializable'", 'default_transaction_deferrable = on');
