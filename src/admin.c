@@ -13,6 +13,7 @@
 #include "admin.h"
 
 #include "catalog.h"
+#include "deliver.h"
 #include "floor.h"
 #include "log.h"
 #include "route.h"
@@ -391,7 +392,7 @@ take_back(RunStore *store, Run *run, TimestampTz now)
 {
 	RunLock		lock;
 
-	if (run->state != RUN_LEASED || run->locked_until > now)
+	if (run->state != RUN_LEASED || run->locked_until > now || group_holds(&run->claim_token))
 		return false;
 	lock = run_lock(store, run, LockWaitSkip);
 	if (lock == RUN_LOCKED)

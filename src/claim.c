@@ -18,6 +18,7 @@
 #include "claim.h"
 
 #include "catalog.h"
+#include "deliver.h"
 #include "enqueue.h"
 #include "floor.h"
 #include "log.h"
@@ -455,7 +456,9 @@ expire_visit(RunStore *store, Run *run, void *arg)
 	Expiry	   *expiry = arg;
 
 	expiry->first_seen = Min(expiry->first_seen, run->locked_until);
-	if (run_lock(store, run, LockWaitSkip) != RUN_LOCKED || run->state != RUN_LEASED)
+	/* a hook must not take back what its own delivery holds: our own locks do not stop us */
+	if (group_holds(&run->claim_token) ||
+		run_lock(store, run, LockWaitSkip) != RUN_LOCKED || run->state != RUN_LEASED)
 		return true;
 	if (expiry->worker != NULL ? !same_text(run->worker, expiry->worker) : run->locked_until > expiry->now)
 		return true;

@@ -115,6 +115,7 @@ outbox_coordinator_main(Datum argument)
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	coordinator->database->first_served_at = Min(coordinator->database->first_served_at, coordinator->began_at);
 	LWLockRelease(worker_state->lock);
+	floor_reset();				/* whatever was done to the tables behind our back */
 	pg_atomic_write_u32(&coordinator->database->coordinator, (uint32) OUTBOX_MY_PROC_NUMBER);
 
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)

@@ -72,6 +72,7 @@ typedef struct Delay
 
 static bool in_hook = false;
 static int64 running = -1;		/* position of the message that is being delivered */
+static const Handler *running_handler = NULL;
 static TimeoutId hook_timer = MAX_TIMEOUTS;
 static volatile sig_atomic_t hook_timed_out = false;
 
@@ -128,8 +129,9 @@ is_cancel(const ErrorData *error)
 }
 
 int64
-deliver_running(void)
+deliver_running(const Handler **handler)
 {
+	*handler = running_handler;
 	return running;
 }
 
@@ -151,6 +153,7 @@ deliver_message(const Subscription *subscription, const Claim *claim,
 
 	memset(delivery, 0, sizeof(*delivery));
 	hook_timed_out = false;
+	running_handler = NULL;
 	running = message->position;
 	delivery->error = subtransaction_try(deliver_work, &call);
 	running = -1;
@@ -180,6 +183,7 @@ deliver_work(void *arg)
 	delivery->handler = handler_match(call->subscription, slot_text(slot, LOG_NAME),
 									  slot_text(slot, LOG_KIND),
 									  DatumGetInt32(slot_getattr(slot, LOG_VERSION, &isnull)));
+	running_handler = delivery->handler;
 	if (delivery->handler != NULL && delivery->handler->function != NULL)
 		function = handler_function(delivery->handler);
 

@@ -46,8 +46,8 @@ typedef struct Delivery
 extern void deliver_message(const Subscription *subscription, const Claim *claim,
 							const ClaimedMessage *message, Delivery *delivery);
 extern bool deliver_in_progress(void);
-/* position of the message whose delivery has begun and not ended, or -1 */
-extern int64 deliver_running(void);
+/* position of the message whose delivery has begun and not ended, or -1; and its handler, or NULL */
+extern int64 deliver_running(const Handler **handler);
 
 /*
  * drain.c, for a delivery worker: deliver what is ready for the session's role until
@@ -128,6 +128,7 @@ typedef struct DeliveryGroup
 
 /* NULL if it succeeded; else nothing of it has happened */
 extern ErrorData *group_deliver(DeliveryGroup *group, Batch *batch, int limit);
+extern bool group_holds(const pg_uuid_t *token);
 /* charge one message with the error that its group could not get rid of */
 extern ErrorData *group_charge(DeliveryGroup *group, Batch *batch, const Handler *handler,
 							   ErrorData *error);

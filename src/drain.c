@@ -156,18 +156,20 @@ drain_give_back(void)
 {
 	Settlement	settlement = {.outcome = OUTCOME_FAILED};
 	Lease	   *lease;
+	int64		running;
 
 	has_live_token = false;
 	if (!session_extension_lock())
 		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	lease = lease_lock(runs_open(), &live_token, clock_now());
-	if (deliver_running() >= 0)
+	running = deliver_running(&settlement.handler);
+	if (running >= 0)
 	{
 		settlement.error = error_record(unpack_sql_state(ERRCODE_ADMIN_SHUTDOWN),
 										"the worker was stopped while the hook ran",
 										NULL, NULL, NULL, NULL);
-		(void) lease_settle(lease, deliver_running(), &settlement);
+		(void) lease_settle(lease, running, &settlement);
 	}
 	settlement = (Settlement) {.outcome = OUTCOME_RELEASED};
 	(void) lease_settle_all(lease, &settlement);

@@ -18,7 +18,7 @@
  *	   the floor to the smallest of these, and of the first row that it saw.  A pin that it
  *	   did not see was published after its reading of the clock, so the rows lie above.
  *	 - PREPARE hands the pin to the sticky pin, which holds until no transaction as old as
- *	   that PREPARE is in progress.  After a start the sticky pin is "minus infinity".
+ *	   that PREPARE is prepared.  After a start the sticky pin is "minus infinity".
  *	 - Writers that are not ours (restore, replication, a superuser) and sessions whose
  *	   clock was set back pin at minus infinity and reset all floors when their end is
  *	   visible; the generation keeps a scan that began before from raising one after.
@@ -38,6 +38,7 @@
 #include "port/atomics.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
+#include "storage/procarray.h"
 #include "storage/shmem.h"
 #include "utils/hsearch.h"
 #include "utils/snapmgr.h"
@@ -208,8 +209,10 @@ smallest_pin(void)
 }
 
 /*
- * Prepared transactions hold their pin as long as one up to the last PREPARE can be in
- * progress.  The caller holds the lock exclusively.
+ * Prepared transactions hold their pin as long as one up to the last PREPARE is there:
+ * those are the transactions in progress that no backend runs.  (A backend that is about
+ * to prepare has its own pin until it has set this one.)  The caller holds the lock
+ * exclusively.
  */
 static TimestampTz
 sticky_pin(void)
@@ -225,9 +228,14 @@ sticky_pin(void)
 	if (floor_state->sticky_time == NO_PIN)
 		return NO_PIN;
 	snapshot = GetLatestSnapshot();
-	if ((uint64) full_transaction(snapshot->xmin) > floor_state->sticky_until)
-		floor_state->sticky_time = NO_PIN;
-	return floor_state->sticky_time;
+	for (uint32 i = 0; i < snapshot->xcnt; i++)
+	{
+		if ((uint64) full_transaction(snapshot->xip[i]) <= floor_state->sticky_until &&
+			BackendXidGetPid(snapshot->xip[i]) == 0)
+			return floor_state->sticky_time;
+	}
+	floor_state->sticky_time = NO_PIN;
+	return NO_PIN;
 }
 
 /* Called when the end of the transaction has become visible to others. */
@@ -273,6 +281,12 @@ floor_entry(int64 subscription_id, HASHACTION action)
 void
 floor_reset(void)
 {
+	floor_reset_database(MyDatabaseId);
+}
+
+void
+floor_reset_database(Oid database)
+{
 	HASH_SEQ_STATUS status;
 	FloorEntry *entry;
 
@@ -283,7 +297,7 @@ floor_reset(void)
 	hash_seq_init(&status, floor_table);
 	while ((entry = hash_seq_search(&status)) != NULL)
 	{
-		if (entry->key.database == MyDatabaseId)
+		if (entry->key.database == database)
 			entry->floors[FLOOR_READY] = entry->floors[FLOOR_LEASE] = DT_NOBEGIN;
 	}
 	LWLockRelease(floor_state->lock);

@@ -36,6 +36,8 @@ extern TimestampTz floor_pin(void);
 extern void floor_pin_down_to(TimestampTz time);
 /* rows may have been written at any time: scan from the start again */
 extern void floor_reset(void);
+/* likewise, for one that was dropped: its OID may come back */
+extern void floor_reset_database(Oid database);
 
 /* before the snapshot of a scan is taken */
 extern void floor_begin(FloorScan *scan, int64 subscription_id, FloorKind kind);

@@ -45,6 +45,8 @@ typedef struct Place
 	bool		settled;
 } Place;
 
+static const pg_uuid_t *held_token = NULL;
+
 static ErrorData *group_try(DeliveryGroup *group, Batch *batch, void (*work) (void *arg));
 static void deliver_all_work(void *arg);
 static void charge_work(void *arg);
@@ -101,9 +103,21 @@ group_release(DeliveryGroup *group, Batch *batch, int first)
 static ErrorData *
 group_try(DeliveryGroup *group, Batch *batch, void (*work) (void *arg))
 {
+	ErrorData  *error;
+
 	group->batch = batch;
 	group->deliveries = palloc0(Max(group->limit, 1) * sizeof(Delivery));
-	return subtransaction_try(work, group);
+	held_token = &batch->token;
+	error = subtransaction_try(work, group);
+	held_token = NULL;
+	return error;
+}
+
+/* Does the group that is being delivered hold this token?  Its hooks must not take its rows. */
+bool
+group_holds(const pg_uuid_t *token)
+{
+	return held_token != NULL && memcmp(held_token, token, sizeof(pg_uuid_t)) == 0;
 }
 
 static Lease *

@@ -51,6 +51,8 @@ force_settings(bool user_code)
 	/* these end statements of clients, not turns of ours; hooks have their own timer */
 	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("idle_in_transaction_session_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	/* a hook that raises an error would end us with it */
+	SetConfigOption("exit_on_error", "false", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", user_code ? "0" : "10s", PGC_SUSET, PGC_S_OVERRIDE);
 #if PG_VERSION_NUM >= 170000
 	SetConfigOption("transaction_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);

@@ -26,7 +26,7 @@ PG_FUNCTION_INFO_V1(outbox_renew);
 PG_FUNCTION_INFO_V1(outbox_renew_batch);
 
 /* bytes of error_detail, as jsonb */
-#define ERROR_DETAIL_MAX (64 * 1024)
+#define ERROR_DETAIL_MAX (16 * 1024)
 
 static void parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *settlement);
 static Outcome parse_outcome(const char *name);

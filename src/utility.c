@@ -16,6 +16,8 @@
  */
 #include "worker.h"
 
+#include "floor.h"
+
 #include <signal.h>
 
 #include "access/xact.h"
@@ -250,7 +252,10 @@ after_success(Node *statement, Oid alone)
 	{
 		case T_DropdbStmt:
 			if (OidIsValid(alone))
+			{
 				database_slot_free(database_slot(alone, false));
+				floor_reset_database(alone);
+			}
 			return;
 		case T_CreatedbStmt:
 			tell_at_commit(CHANGE_DATABASE, get_database_oid(castNode(CreatedbStmt, statement)->dbname, true), InvalidOid);

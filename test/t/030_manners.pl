@@ -123,7 +123,7 @@ sql($node, <<~'SQL');
 	SELECT outbox.enqueue('tells', '"HUSH fails"'), outbox.enqueue('tells.soon', '"HUSH sleeps"');
 	SQL
 eventually($node, "SELECT count(*) FROM outbox.dead_letters WHERE name LIKE 'tells%'", '2', 'hooks that fail');
-is(scalar(log_lines($node, qr/outbox (coordinator|delivery)/, $offset)), 0, 'leave no line in the log');
+is(scalar(log_lines($node, qr/\] outbox (coordinator|delivery)/, $offset)), 0, 'leave no line in the log');
 sql($node, "SELECT outbox.enqueue('tells', '\"HUSH sleeps\"', max_attempts => 2)");
 my $hanging = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'outbox delivery' AND wait_event = 'PgSleep'";
 eventually($node, $hanging, '1', 'one hangs');
@@ -141,7 +141,7 @@ for my $n (1 .. 40)
 {
 	sql($node, "SELECT outbox.enqueue('plain', '$n')");
 }
-my $errors = () = log_lines($node, qr/outbox coordinator ERROR:/, $offset);
+my $errors = () = log_lines($node, qr/outbox coordinator\s+ERROR:/, $offset);
 cmp_ok($errors, '<=', 4, "an error that stays: $errors lines for 40 commits");
 cmp_ok($errors, '>', 0, 'but some');
 sql($node, 'ALTER TABLE outbox.hidden RENAME TO self_routed');

@@ -53,7 +53,7 @@ sub waits
 	is_sql($node, "SELECT status, attempts FROM outbox.messages WHERE subscription = 'theirs' AND payload = '$n'", 'ready|0',
 		"$what: the message waits, uncharged");
 	is(scalar(log_lines($node, qr/are not called/, $offset)), 1, "$what: one warning is enough");
-	is(scalar(log_lines($node, qr/outbox delivery FATAL:  (?!terminating)/, $offset)), 0, "$what: nobody fails to connect");
+	is(scalar(log_lines($node, qr/outbox delivery\s+FATAL:  (?!terminating)/, $offset)), 0, "$what: nobody fails to connect");
 	return unless $undo;
 	sql($node, $undo);
 	eventually($node, "SELECT count(*) FROM got WHERE name = 'their' AND payload = '$n' AND role <> 'postgres'", '1', "$what, and then not: delivered by itself");
