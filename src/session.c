@@ -53,6 +53,8 @@ force_settings(bool user_code)
 	SetConfigOption("idle_in_transaction_session_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
 	/* a hook that raises an error would end us with it */
 	SetConfigOption("exit_on_error", "false", PGC_SUSET, PGC_S_OVERRIDE);
+	/* hooks are called as who registered them, not as who that role becomes in its sessions */
+	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", user_code ? "0" : "10s", PGC_SUSET, PGC_S_OVERRIDE);
 #if PG_VERSION_NUM >= 170000
 	SetConfigOption("transaction_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
