@@ -454,7 +454,8 @@ note_exit(int code)
 	Pusher	   *pusher = pusher_of(my_slot->database, my_slot->role);
 	TimestampTz now = GetCurrentTimestamp();
 
-	if (code == 0 || now - my_slot->started_at > USECS_PER_MINUTE)
+	/* one that has got something done was well */
+	if (code == 0 || pg_atomic_read_u64(&my_slot->handled) > 0 || now - my_slot->started_at > USECS_PER_MINUTE)
 		pusher->pause = 0;
 	if (code == 0)
 		return;
