@@ -36,8 +36,9 @@ def connect(database=DATABASE, patience=0):
         try:
             connection = psycopg2.connect(dbname=database, application_name='outbox_model', options=SESSION)
             connection.autocommit = True
+            query(connection, "LOAD 'outbox'")      # for its settings, where it is not preloaded
             return connection
-        except psycopg2.OperationalError as error:
+        except (psycopg2.OperationalError, ConnectionLost) as error:
             if time.monotonic() > end:
                 raise ConnectionLost(str(error)) from error
             time.sleep(0.05)    # poll until it is there again

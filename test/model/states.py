@@ -64,10 +64,12 @@ def claim(states, event, message):
     token, until, attempts, limit, moment = event.rows[message.id]
     after, reasons = set(), []
     for s in with_expiry(states, moment):
+        if s.kind == 'leased' and s.until <= moment:
+            continue                    # what it was after its expiry is among the states
         if s.kind == 'leased':
             reasons.append((4, f'claimed at {moment} while the lease {s.token} was live until {s.until}'))
         elif s.kind != 'ready':
-            reasons.append((2 if s.kind == 'absent' else 3, f'claimed while {s.kind}'))
+            reasons.append(({'absent': 2, 'dead': 5}.get(s.kind, 3), f'claimed while {s.kind}'))
         elif attempts != s.attempts + 1:
             reasons.append((5, f'attempts is {attempts} after {s.attempts}'))
         elif s.limit is not None and limit != s.limit:

@@ -15,7 +15,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(outbox_node outbox_conf sql is_sql sqlstate session all_in_one_run claim_names);
+our @EXPORT = qw(init_node outbox_node outbox_conf sql is_sql sqlstate session all_in_one_run claim_names);
 
 # The settings of every cluster.
 sub outbox_conf
@@ -29,6 +29,16 @@ sub outbox_conf
 	return $conf;
 }
 
+# The superuser is postgres, whoever runs the tests: they name it.
+$ENV{PGUSER} = 'postgres';
+
+sub init_node
+{
+	my ($node, %params) = @_;
+
+	$node->init(%params, extra => [ '--username=postgres', @{ $params{extra} // [] } ]);
+}
+
 # A running cluster with the extension in the database postgres.  Parameters: preload (1),
 # conf (more settings), extension (1), init (more parameters of initdb).
 sub outbox_node
@@ -36,7 +46,7 @@ sub outbox_node
 	my ($name, %params) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
-	$node->init(@{ $params{init} // [] });
+	init_node($node, @{ $params{init} // [] });
 	$node->append_conf('postgresql.conf', outbox_conf(%params));
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION outbox') if $params{extension} // 1;

@@ -28,7 +28,7 @@ sub worker_node
 	my ($name, %params) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
-	$node->init(allows_streaming => $params{streaming} // 0);
+	init_node($node, allows_streaming => $params{streaming} // 0);
 	$node->append_conf('postgresql.conf',
 		outbox_conf(preload => $params{preload}) . <<~'CONF' . ($params{conf} // ''));
 		restart_after_crash = on

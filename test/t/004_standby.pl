@@ -11,7 +11,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $primary = PostgreSQL::Test::Cluster->new('primary');
-$primary->init(allows_streaming => 1);
+init_node($primary, allows_streaming => 1);
 $primary->append_conf('postgresql.conf', outbox_conf());
 $primary->start;
 sql($primary, 'CREATE EXTENSION outbox');
