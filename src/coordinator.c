@@ -42,8 +42,10 @@
 #define POLL_AWAY		(60 * USECS_PER_SEC)
 /* So long one may go on working while other databases wait. */
 #define SLICE			(1 * USECS_PER_SEC)
+/* Commits that follow a turn are gathered for so long, and longer while they keep coming. */
+#define GATHER_FIRST	(2 * 1000)
+#define GATHER_MAX		(10 * 1000)
 /* Somebody else routes, or alters the extension: look again soon. */
-#define GATHER			(2 * 1000)
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
@@ -75,6 +77,7 @@ typedef struct Coordinator
 	bool		enqueued;		/* messages were enqueued here since we began */
 	bool		ready;			/* something was given back, retried at once, resumed */
 	int64		poll;
+	int64		gather;
 } Coordinator;
 
 static bool gather(Coordinator *coordinator);
@@ -111,6 +114,7 @@ outbox_coordinator_main(Datum argument)
 	coordinator->turn_context = AllocSetContextCreate(coordinator->context, "outbox coordinator turn",
 													  ALLOCSET_DEFAULT_SIZES);
 	coordinator->poll = MSECS(outbox_poll_interval);
+	coordinator->gather = GATHER_FIRST;
 	coordinator->began_at = GetCurrentTimestamp();
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	coordinator->database->first_served_at = Min(coordinator->database->first_served_at, coordinator->began_at);
@@ -157,24 +161,30 @@ outbox_coordinator_main(Datum argument)
 }
 
 /*
- * Under load a turn for each commit would cost more than it brings: commits that follow a
- * turn closely are gathered for a moment, unless a claim asks.  True: time for a turn.
+ * Under load a turn for each commit would cost more than it brings, and file many small
+ * runs: commits that follow a turn closely are gathered for a moment, unless a claim asks.
+ * True: time for a turn.
  */
 static bool
 gather(Coordinator *coordinator)
 {
-	TimestampTz until = coordinator->turn_began + GATHER;
-	uint32		work = 0;
+	TimestampTz until = coordinator->turn_began + coordinator->gather;
+	uint32		work;
 	int64		left;
 
-	while ((left = until - GetCurrentTimestamp()) > 0)
+	for (;;)
 	{
+		left = until - GetCurrentTimestamp();
 		work = pg_atomic_read_u32(&coordinator->database->work);
-		if (work == 0 || (work & WORK_ASKED) != 0)
+		if (left <= 0 || work == 0 || (work & WORK_ASKED) != 0)
 			break;
 		(void) session_wait(left);
 	}
-	return pg_atomic_read_u32(&coordinator->database->work) != 0;
+	if (work == 0)
+		coordinator->gather = GATHER_FIRST;
+	else if (left <= 0)
+		coordinator->gather = Min(coordinator->gather * 2, GATHER_MAX);
+	return work != 0;
 }
 
 /* Times of the queue are those of its clock; the deadline is one of the machine's. */
