@@ -33,6 +33,7 @@ OBJS = \
 	src/group.o \
 	src/guard.o \
 	src/handler.o \
+	src/history.o \
 	src/identity.o \
 	src/lease.o \
 	src/log.o \
@@ -43,10 +44,12 @@ OBJS = \
 	src/pushers.o \
 	src/register.o \
 	src/retry.o \
+	src/rotate.o \
 	src/route.o \
 	src/rows.o \
 	src/run.o \
 	src/run_row.o \
+	src/segment.o \
 	src/settings.o \
 	src/settle.o \
 	src/skip.o \
@@ -55,6 +58,7 @@ OBJS = \
 	src/status.o \
 	src/subscribe.o \
 	src/subscription.o \
+	src/sweep.o \
 	src/targets.o \
 	src/topic.o \
 	src/coordinator.o \

@@ -83,6 +83,7 @@ static const AccessRule rules[] = {
 	{"discard_all", OPERATOR},
 	{"cancel", OPERATOR},
 	{"maintain", OPERATOR},
+	{"purge", OPERATOR},
 	{"adopt", OPERATOR},
 	{"revoke_lease", OPERATOR},
 	/* it works for the caller's own hooks, with the caller's rights */
@@ -95,6 +96,7 @@ static const AccessRule rules[] = {
 	{"subscriptions", LOOKING},
 	{"handlers", LOOKING},
 	{"workers", LOOKING},
+	{"segments", LOOKING},
 	/* behind these views */
 	{"clock", LOOKING},
 	{"backlog", LOOKING},
@@ -102,6 +104,9 @@ static const AccessRule rules[] = {
 	{"log_of", LOOKING},
 	{"handler_states", LOOKING},
 	{"worker_rows", LOOKING},
+	{"segment_holders", LOOKING},
+	{"oldest_viewer", LOOKING},
+	{"writer_of", LOOKING},
 
 	/* say nothing about what is stored */
 	{"backoff", ANYBODY},

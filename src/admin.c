@@ -62,7 +62,6 @@ static void found(Findings *findings, const Subscription *subscription, const ch
 static void refuse(const Action *action, const Message *message, const Findings *findings)
 			pg_attribute_noreturn();
 static Jsonb *with_reason(Jsonb *error, const char *reason);
-static int64 count_log(void);
 
 bool
 arg_time(FunctionCallInfo fcinfo, int n, const char *name, TimestampTz *time)
@@ -322,6 +321,8 @@ act(FunctionCallInfo fcinfo, const char *subscription, const Action *action)
 	int			count = 0;
 
 	arg_required(fcinfo, 0, "id");
+	if (action->becomes == RUN_READY)
+		segments_reprieve();	/* before it is looked for: it may be settled */
 	message = message_find(PG_GETARG_UUID_P(0));
 	if (action->becomes != RUN_READY && message->pending)
 		message_route(message);
@@ -498,7 +499,7 @@ Datum
 outbox_reset(PG_FUNCTION_ARGS)
 {
 	Statement	statement;
-	int64		count;
+	int64		count = 0;
 
 	session_begin("outbox.reset()");
 	if (!has_privs_of_role(GetUserId(), outbox_owner()))
@@ -512,29 +513,15 @@ outbox_reset(PG_FUNCTION_ARGS)
 				   "LOCK TABLE outbox.log, outbox.delivery, outbox.self_routed, outbox.dedupe,"
 				   " outbox.frontier IN ACCESS EXCLUSIVE MODE");
 	(void) statement_run(&statement);
-	count = count_log();
+	snapshot_push();
+	for (int i = 0; i <= LOG_KEPT; i++)
+		count += log_count(i, GetActiveSnapshot());
+	snapshot_pop();
 	statement_init(&statement,
-				   "TRUNCATE outbox.log_0, outbox.delivery, outbox.self_routed, outbox.dedupe,"
+				   "TRUNCATE outbox.log_0, outbox.log_1, outbox.log_2, outbox.log_kept, outbox.segment, outbox.delivery, outbox.self_routed, outbox.dedupe,"
 				   " outbox.frontier");
 	(void) statement_run(&statement);
 	/* claims of tests that had moved their clock may have raised them too far for the next */
 	floor_reset();
 	PG_RETURN_INT64(count);
-}
-
-static int64
-count_log(void)
-{
-	LogReader  *reader = log_open(snapshot_push());
-	int64		count = 0;
-
-	log_range(reader, 0, PG_INT64_MAX);
-	while (log_next(reader) != NULL)
-	{
-		CHECK_FOR_INTERRUPTS();
-		count++;
-	}
-	log_close(reader);
-	snapshot_pop();
-	return count;
 }

@@ -7,13 +7,14 @@
  * stored, while no transaction that enqueues is open, repeats the stored frontier as
  * ours, and routes what lies behind it: what the copy had not yet routed is new here.
  *
- * Locks: ShareLock on the log's segment, which waits for enqueuers and holds new ones up,
+ * Locks: ShareLock on the log's segments, which waits for enqueuers and holds new ones up,
  * and the routing lock, both to the end of the transaction.
  */
 #include "catalog.h"
 #include "floor.h"
 #include "log.h"
 #include "route.h"
+#include "segment.h"
 #include "statement.h"
 #include "worker.h"
 
@@ -69,7 +70,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	if (!needs_adoption(&stored))
 		PG_RETURN_BOOL(false);	/* and nobody was made to wait */
 
-	LockRelationOid(log_segment_for_writing(), ShareLock);
+	log_lock(ShareLock);
 	routing_lock_wait();
 
 	frontier_read(&stored, snapshot_push());
@@ -78,6 +79,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 		snapshot_pop();
 		PG_RETURN_BOOL(false);
 	}
+	segments_reprieve();		/* what another cluster has decided means nothing here */
 	identity_take_over(true);
 	(void) identity_ensure();
 	identity_read(&identity);

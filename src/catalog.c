@@ -9,6 +9,8 @@
  */
 #include "catalog.h"
 
+#include "segment.h"
+
 #include "catalog/namespace.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
@@ -29,6 +31,10 @@
 
 static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_LOG_0] = "log_0",
+	[OB_LOG_1] = "log_1",
+	[OB_LOG_2] = "log_2",
+	[OB_LOG_KEPT] = "log_kept",
+	[OB_SEGMENT] = "segment",
 	[OB_IDENTITY] = "identity",
 	[OB_FRONTIER] = "frontier",
 	[OB_SUBSCRIPTION] = "subscription",
@@ -79,6 +85,7 @@ forget(Datum argument, Oid relation)
 	extension_oid = InvalidOid;
 	memset(object_oids, 0, sizeof(object_oids));
 	identity_forget();
+	segment_forget();
 }
 
 static void

@@ -15,6 +15,10 @@
 typedef enum OutboxObject
 {
 	OB_LOG_0,
+	OB_LOG_1,
+	OB_LOG_2,
+	OB_LOG_KEPT,
+	OB_SEGMENT,
 	OB_IDENTITY,
 	OB_FRONTIER,
 	OB_SUBSCRIPTION,

@@ -74,6 +74,7 @@ typedef struct Coordinator
 	TimestampTz began_at;
 	TimestampTz turn_began;
 	TimestampTz dedupe_at;
+	TimestampTz history_at;
 	bool		enqueued;		/* messages were enqueued here since we began */
 	bool		ready;			/* something was given back, retried at once, resumed */
 	int64		poll;
@@ -138,6 +139,8 @@ outbox_coordinator_main(Datum argument)
 		TimestampTz now;
 
 		turn(coordinator);
+		if (!coordinator->more && !worker_should_leave(coordinator->slot))
+			coordinator->history_at = history_turn(coordinator->history_at);
 		pause = PAUSE_FIRST;
 		coordinator->deadline = Min(coordinator->deadline, end_stuck_hooks(MyDatabaseId));
 		if (may_leave(coordinator))
@@ -152,7 +155,7 @@ outbox_coordinator_main(Datum argument)
 		}
 		else if (gather(coordinator))
 			continue;
-		else if (session_wait(Min(coordinator->deadline - now, coordinator->poll)))
+		else if (session_wait(Min(Min(coordinator->deadline, coordinator->history_at) - now, coordinator->poll)))
 			coordinator->poll = MSECS(outbox_poll_interval);
 		else
 			coordinator->poll = Min(coordinator->poll * 2, Max(POLL_MAX, MSECS(outbox_poll_interval)));

@@ -210,10 +210,10 @@ open_segment(void)
 {
 	for (;;)
 	{
-		Oid			segment = log_segment_for_writing();
+		Oid			segment = log_segment(segment_writing());
 		Relation	rel = table_open(segment, RowExclusiveLock);
 
-		if (segment == log_segment_for_writing())
+		if (segment == log_segment(segment_writing()))
 			return rel;
 		table_close(rel, RowExclusiveLock);
 	}
@@ -344,6 +344,8 @@ enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
 			MESSAGE_SET(message, LOG_OCCURRED_AT, TimestampTzGetDatum(tick));
 		MESSAGE_SET(message, LOG_POSITION, Int64GetDatum(position_next(offset)));
 		writer_insert(&writer, message);
+		if (message->has_id)
+			log_check_id(RelationGetRelid(writer.rel), &ids[i]);
 	}
 	writer_close(&writer);
 	wake_at_commit(WORK_ENQUEUED);

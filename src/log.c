@@ -2,8 +2,10 @@
  * log.c
  *		Reading the log: by ranges of positions and by id, over all segments.
  *
- * The log is a set of identical tables.  Nothing outside this file knows how many there
- * are; a range of positions may lie in several, so log_next() merges them by position.
+ * The log is a set of identical tables: the ring of segments that enqueue writes to, one
+ * after the other (segment.c), and log_kept, where a segment that is to be emptied leaves
+ * what is still needed (rotate.c).  A range of positions may lie in several, so log_next()
+ * merges them by position.
  *
  * Locks: AccessShareLock on each segment, until log_close().
  */
@@ -19,20 +21,25 @@
 #include "catalog/pg_am.h"
 #include "executor/executor.h"
 #include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 
-static const OutboxObject segments[] = {OB_LOG_0};
+/* the ring, in its order, and what was moved out of it */
+static const OutboxObject segments[] = {OB_LOG_0, OB_LOG_1, OB_LOG_2, OB_LOG_KEPT};
 
 #define N_SEGMENTS ((int) lengthof(segments))
 
 typedef struct Segment
 {
 	Relation	rel;
-	Relation	index;			/* on position */
+	Relation	index;			/* on position; NULL: the segment is empty, or left out */
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
 	bool		loaded;			/* slot holds the next row of this segment */
@@ -46,22 +53,49 @@ struct LogReader
 	Segment		segments[lengthof(segments)];
 };
 
+static LogReader *reader_open(Snapshot snapshot, int first, int last);
 static void segment_open(Segment *segment, OutboxObject table, Snapshot snapshot);
 static void segment_close(Segment *segment);
 static bool segment_peek(LogReader *reader, Segment *segment);
+static bool find_id(Relation rel, Snapshot snapshot, const pg_uuid_t *id, TupleTableSlot *slot);
+static bool find_id_anyhow(Oid segment, const pg_uuid_t *id, TransactionId *other);
 static bool is_whole_unique(Relation index, AttrNumber column);
 static Relation open_index_on(Relation rel, AttrNumber column);
 static Datum empty_headers(void);
 
-/* Enqueue re-checks this after it has locked the segment. */
+/* Where a segment is, by its number; the last is log_kept. */
 Oid
-log_segment_for_writing(void)
+log_segment(int number)
 {
-	return outbox_oid(OB_LOG_0);
+	return outbox_oid(segments[number]);
+}
+
+/*
+ * Held to the end of the transaction: nothing that is in a segment goes, or nobody writes
+ * to one, as the mode says.
+ */
+void
+log_lock(LOCKMODE mode)
+{
+	for (int i = 0; i < N_SEGMENTS; i++)
+		LockRelationOid(outbox_oid(segments[i]), mode);
 }
 
 LogReader *
 log_open(Snapshot snapshot)
+{
+	return reader_open(snapshot, 0, N_SEGMENTS - 1);
+}
+
+/* of a single segment */
+LogReader *
+log_open_segment(Snapshot snapshot, int number)
+{
+	return reader_open(snapshot, number, number);
+}
+
+static LogReader *
+reader_open(Snapshot snapshot, int first, int last)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox log reader",
 												  ALLOCSET_SMALL_SIZES);
@@ -71,29 +105,40 @@ log_open(Snapshot snapshot)
 	reader->context = context;
 	reader->snapshot = snapshot;
 	for (int i = 0; i < N_SEGMENTS; i++)
+		reader->segments[i].done = true;
+	for (int i = first; i <= last; i++)
 		segment_open(&reader->segments[i], segments[i], snapshot);
 	MemoryContextSwitchTo(caller);
 	return reader;
 }
 
+/*
+ * Most segments are empty most of the time, and what has no page has no row that a
+ * snapshot, taken before, could see.
+ */
 static void
 segment_open(Segment *segment, OutboxObject table, Snapshot snapshot)
 {
 	segment->rel = table_open(outbox_oid(table), AccessShareLock);
 	rows_check_columns(segment->rel, LOG_COLUMNS);
+	if (RelationGetNumberOfBlocks(segment->rel) == 0)
+		return;
 	segment->index = open_index_on(segment->rel, LOG_POSITION);
 	segment->slot = table_slot_create(segment->rel, NULL);
 	segment->scan = index_beginscan(segment->rel, segment->index, snapshot, 2, 0);
-	segment->done = true;
 }
 
 static void
 segment_close(Segment *segment)
 {
-	index_endscan(segment->scan);
-	ExecDropSingleTupleTableSlot(segment->slot);
-	index_close(segment->index, AccessShareLock);
-	table_close(segment->rel, AccessShareLock);
+	if (segment->index != NULL)
+	{
+		index_endscan(segment->scan);
+		ExecDropSingleTupleTableSlot(segment->slot);
+		index_close(segment->index, AccessShareLock);
+	}
+	if (segment->rel != NULL)
+		table_close(segment->rel, AccessShareLock);
 }
 
 void
@@ -115,6 +160,8 @@ log_range(LogReader *reader, int64 lower, int64 upper)
 	{
 		Segment    *segment = &reader->segments[i];
 
+		if (segment->index == NULL)
+			continue;
 		index_rescan(segment->scan, keys, 2, NULL, 0);
 		segment->loaded = false;
 		segment->done = false;
@@ -169,10 +216,28 @@ log_last_position(LogReader *reader)
 		Segment    *segment = &reader->segments[i];
 
 		segment->done = true;
-		if (index_getnext_slot(segment->scan, BackwardScanDirection, segment->slot))
+		if (segment->index != NULL &&
+			index_getnext_slot(segment->scan, BackwardScanDirection, segment->slot))
 			last = Max(last, log_position(segment->slot));
 	}
 	return last;
+}
+
+/* in one segment */
+int64
+log_count(int number, Snapshot snapshot)
+{
+	LogReader  *reader = log_open_segment(snapshot, number);
+	int64		count = 0;
+
+	log_range(reader, 0, PG_INT64_MAX);
+	while (log_next(reader) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		count++;
+	}
+	log_close(reader);
+	return count;
 }
 
 TupleTableSlot *
@@ -183,23 +248,83 @@ log_find(LogReader *reader, const pg_uuid_t *id)
 	for (int i = 0; i < N_SEGMENTS && found == NULL; i++)
 	{
 		Segment    *segment = &reader->segments[i];
-		Relation	index = open_index_on(segment->rel, LOG_ID);
-		IndexScanDesc scan = index_beginscan(segment->rel, index, reader->snapshot, 1, 0);
-		ScanKeyData key;
 
-		ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(id));
-		index_rescan(scan, &key, 1, NULL, 0);
 		segment->loaded = false;
 		segment->done = true;
-		if (index_getnext_slot(scan, ForwardScanDirection, segment->slot))
-		{
-			ExecMaterializeSlot(segment->slot);
+		if (segment->index != NULL && find_id(segment->rel, reader->snapshot, id, segment->slot))
 			found = segment->slot;
-		}
-		index_endscan(scan);
-		index_close(index, AccessShareLock);
 	}
 	return found;
+}
+
+static bool
+find_id(Relation rel, Snapshot snapshot, const pg_uuid_t *id, TupleTableSlot *slot)
+{
+	Relation	index = open_index_on(rel, LOG_ID);
+	IndexScanDesc scan = index_beginscan(rel, index, snapshot, 1, 0);
+	ScanKeyData key;
+	bool		found;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(id));
+	index_rescan(scan, &key, 1, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	if (found)
+		ExecMaterializeSlot(slot);
+	index_endscan(scan);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+/*
+ * An id that the caller gave was inserted into one segment, whose index has seen to it
+ * that it is new there.  Is it in another one?  As an exclusion constraint does: whoever
+ * is about to insert or delete it there is waited for, and who finds it has come second.
+ */
+void
+log_check_id(Oid inserted, const pg_uuid_t *id)
+{
+	for (int i = 0; i < N_SEGMENTS; i++)
+	{
+		Oid			oid = outbox_oid(segments[i]);
+		TransactionId other = InvalidTransactionId;
+
+		if (oid == inserted)
+			continue;
+		if (find_id_anyhow(oid, id, &other))
+			ereport(ERROR,
+					(errcode(ERRCODE_UNIQUE_VIOLATION),
+					 errmsg("a message with this id exists"),
+					 errdetail("Key (id)=(%s) already exists.",
+							   DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(id)))),
+					 errhint("Leave the id out to get a new one; to keep a second message out, give a dedupe_key.")));
+		if (TransactionIdIsValid(other))
+		{
+			XactLockTableWait(other, NULL, NULL, XLTW_None);
+			i = -1;				/* it may be anywhere now */
+		}
+	}
+}
+
+/* *other: who is about to insert it, or to move it elsewhere */
+static bool
+find_id_anyhow(Oid segment, const pg_uuid_t *id, TransactionId *other)
+{
+	Relation	rel = table_open(segment, AccessShareLock);
+	bool		found = false;
+
+	if (RelationGetNumberOfBlocks(rel) > 0)
+	{
+		TupleTableSlot *slot = table_slot_create(rel, NULL);
+		SnapshotData dirty;
+
+		InitDirtySnapshot(dirty);
+		found = find_id(rel, &dirty, id, slot);
+		*other = !found ? InvalidTransactionId :
+			TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+		ExecDropSingleTupleTableSlot(slot);
+	}
+	table_close(rel, AccessShareLock);
+	return found && !TransactionIdIsValid(*other);
 }
 
 /* Reads all rows, upwards, and each of them once. */

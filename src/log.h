@@ -6,8 +6,10 @@
 #define OUTBOX_LOG_H
 
 #include "outbox.h"
+#include "segment.h"
 
 #include "executor/tuptable.h"
+#include "storage/lock.h"
 
 /* columns of every segment, in order */
 typedef enum LogColumn
@@ -36,8 +38,16 @@ typedef enum LogColumn
 
 typedef struct LogReader LogReader;
 
-extern Oid	log_segment_for_writing(void);
+/* segments by number: those of the ring, then log_kept */
+#define LOG_KEPT RING_SEGMENTS
+extern Oid	log_segment(int number);
+/* all of them, to the end of the transaction */
+extern void log_lock(LOCKMODE mode);
+/* an id that the caller gave, just inserted into a segment: 23505 where another has it */
+extern void log_check_id(Oid inserted, const pg_uuid_t *id);
+
 extern LogReader *log_open(Snapshot snapshot);
+extern LogReader *log_open_segment(Snapshot snapshot, int number);
 extern void log_close(LogReader *reader);
 /* messages in [lower, upper) by position; slot valid until the next call; NULL at the end */
 extern void log_range(LogReader *reader, int64 lower, int64 upper);
@@ -46,6 +56,7 @@ extern TupleTableSlot *log_next(LogReader *reader);
 extern TupleTableSlot *log_find(LogReader *reader, const pg_uuid_t *id);
 /* the highest position that is stored, or -1 */
 extern int64 log_last_position(LogReader *reader);
+extern int64 log_count(int number, Snapshot snapshot);
 extern int64 log_position(TupleTableSlot *slot);
 extern TimestampTz log_created_at(TupleTableSlot *slot);
 

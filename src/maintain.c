@@ -2,8 +2,9 @@
  * maintain.c
  *		maintain(): what keeps the queue going, for whoever runs no worker of ours.
  *
- * Routing, taking back what has expired, and removing dedupe keys whose window is over.
- * None of it is needed for a claim to be right: claims route and expire what they need.
+ * Routing, taking back what has expired, turning the ring of segments, and removing dedupe
+ * keys whose window is over.  None of it is needed for a claim to be right: claims route
+ * and expire what they need.
  * But status is only as fresh as the last pass, and subscriptions that nobody claims
  * from have nobody else.
  *
@@ -13,6 +14,7 @@
 #include "claim.h"
 #include "enqueue.h"
 #include "floor.h"
+#include "rotate.h"
 #include "route.h"
 
 #include "access/htup_details.h"
@@ -31,15 +33,16 @@ static int64 expire_all(void);
 static void forget_dedupe_keys(void);
 
 /*
- * outbox.maintain() → routed, expired
+ * outbox.maintain() → routed, expired, rotated
  */
 Datum
 outbox_maintain(PG_FUNCTION_ARGS)
 {
 	int64		routed = 0;
 	bool		wrote;
-	Datum		values[2];
-	bool		nulls[2] = {false};
+	bool		rotated = false;
+	Datum		values[3];
+	bool		nulls[3] = {false};
 	TupleDesc	desc;
 
 	session_begin("outbox.maintain()");
@@ -54,9 +57,14 @@ outbox_maintain(PG_FUNCTION_ARGS)
 	if (routing_lock(ROUTING_WAIT_MS))
 	{
 		routed = route_for(0, 0, &wrote);
-		if (!wrote)
+		values[2] = Int32GetDatum(rotate(&rotated));
+		if (!wrote && !rotated)
 			routing_unlock();
 	}
+	else
+		values[2] = Int32GetDatum(0);
+	for (int bites = 0; bites < MAX_BITES && sweep(); bites++)
+		CHECK_FOR_INTERRUPTS();
 	values[0] = Int64GetDatum(routed);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }

@@ -51,6 +51,7 @@ extern int	outbox_hook_timeout;
 extern int	outbox_max_coordinators;
 extern int	outbox_notify_interval;
 extern int	outbox_poll_interval;
+extern int	outbox_retention;	/* seconds */
 extern int	outbox_run_length;
 extern char *outbox_databases;
 extern int	outbox_dedupe_window;	/* seconds */

@@ -243,3 +243,23 @@ run_discard(RunStore *store, Run *run, RunState state, TimestampTz now, Jsonb *e
 		run->last_error = error;
 	run_write(store, run);
 }
+
+void
+run_forget(RunStore *store, Run *run, int32 left)
+{
+	Assert(run_is_settled(run));
+	if (left == 0)
+	{
+		run_delete(store, run);
+		return;
+	}
+	run->message_count = left;
+	run_write(store, run);
+}
+
+/* A dead letter is not: it waits for an operator. */
+bool
+run_is_settled(const Run *run)
+{
+	return run->state == RUN_DELIVERED || run->state == RUN_DISCARDED || run->state == RUN_CANCELLED;
+}

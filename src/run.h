@@ -91,6 +91,7 @@ extern RunScan *runs_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_
 extern RunScan *runs_dead(RunStore *store, Snapshot snapshot, int64 subscription_id);	/* by settled_at */
 extern RunScan *runs_unhandled(RunStore *store, Snapshot snapshot, int64 subscription_id);
 extern RunScan *runs_of_subscription(RunStore *store, Snapshot snapshot, int64 subscription_id);	/* by low */
+extern RunScan *runs_by_low(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 from, int64 to);
 extern Run *run_next(RunScan *scan);
 extern void run_scan_end(RunScan *scan);
 /*
@@ -125,8 +126,13 @@ extern void run_unpark(RunStore *store, Run *run, TimestampTz available_at);
 extern void run_expire(RunStore *store, Run *run, TimestampTz now);
 extern void run_requeue(RunStore *store, Run *run, TimestampTz available_at, int attempts, int max_attempts);
 extern void run_discard(RunStore *store, Run *run, RunState state, TimestampTz now, Jsonb *error);
-/* for unsubscribe and reset: the row goes */
+/* some of its messages have left the log; so many did not, and run->positions covers them */
+extern void run_forget(RunStore *store, Run *run, int32 left);
+/* for unsubscribe: the row goes */
 extern void run_delete(RunStore *store, Run *run);
+
+/* nobody needs its messages any more */
+extern bool run_is_settled(const Run *run);
 
 extern const char *run_state_name(RunState state);
 

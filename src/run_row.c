@@ -359,6 +359,17 @@ runs_of_subscription(RunStore *store, Snapshot snapshot, int64 subscription_id)
 	return scan_subscription(store, OB_DELIVERY_LOW_IDX, snapshot, subscription_id);
 }
 
+RunScan *
+runs_by_low(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 from, int64 to)
+{
+	ScanKeyData keys[3];
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	ScanKeyInit(&keys[2], 2, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(to));
+	return scan_index(store, OB_DELIVERY_LOW_IDX, snapshot, ForwardScanDirection, 3, keys);
+}
+
 Run *
 run_next(RunScan *scan)
 {

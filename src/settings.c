@@ -29,6 +29,7 @@ int			outbox_max_attempts = 3;
 int			outbox_max_coordinators = 2;
 int			outbox_notify_interval = 100;
 int			outbox_poll_interval = 1000;
+int			outbox_retention = 3 * 24 * 3600;
 int			outbox_run_length = 256;
 char	   *outbox_traceparent = NULL;
 int			outbox_workers = 1;
@@ -95,6 +96,9 @@ outbox_define_settings(void)
 	define_int("outbox.poll_interval", "How often an idle worker looks without being woken.",
 			   "It doubles while there is nothing to do, up to ten seconds.",
 			   &outbox_poll_interval, 1000, 10, 3600 * 1000, GUC_UNIT_MS);
+	define_int("outbox.retention", "How long messages stay after they were settled.",
+			   "Whole segments of the log are removed, so that they stay up to half as long again.",
+			   &outbox_retention, 3 * 24 * 3600, 1, INT_MAX, GUC_UNIT_S);
 	define_int("outbox.run_length", "Most messages that routing files into one run.", NULL,
 			   &outbox_run_length, 256, 1, 65536, 0);
 	define_user_text("outbox.traceparent", "W3C trace context of messages enqueued without one.",

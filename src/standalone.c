@@ -178,6 +178,7 @@ outbox_standalone_main(Datum argument)
 static void
 turn(MemoryContext context)
 {
+	static TimestampTz history_at = 0;
 	List	   *subscriptions;
 	ListCell   *cell;
 
@@ -199,6 +200,7 @@ turn(MemoryContext context)
 		(void) claim_expire(lfirst(cell), 0);
 	(void) dedupe_delete_expired(100);
 	session_transaction_commit();
+	history_at = history_turn(history_at);
 
 	turn_until = GetCurrentTimestamp() + LOOK_EVERY;
 	session_transaction_begin("delivering messages");

@@ -18,6 +18,7 @@
 #include "notice.h"
 #include "route.h"
 #include "run.h"
+#include "segment.h"
 #include "statement.h"
 #include "worker.h"
 
@@ -186,7 +187,10 @@ create(Subscription *wanted, bool from_earliest)
 	insert_row(wanted);
 	created = look(wanted->name);
 	if (from_earliest)
+	{
+		segments_reprieve();
 		(void) route_backlog(created);
+	}
 	tell_about_default(created);
 	return "created";
 }

@@ -5,6 +5,7 @@
  * launcher.c		 one process; keeps the wanted set of coordinators running
  * coordinator.c	 one for a database that has something to do: routes, expires, wakes
  * pushers.c		 its part that starts delivery workers and watches over them
+ * history.c		 what they do about settled messages
  * delivery_worker.c calls hooks, connected as the role that registered them
  * worker_state.c	 the shared memory below
  * standalone.c		 all of it in one process, without preloading
@@ -191,6 +192,8 @@ extern bool next_probe_request(Oid *database);
 extern bool wake_and_wait_for_pass(int wait_ms);
 
 /* pushers.c */
+/* history.c: outside of a transaction, which it begins and ends where it is due; when it is due again */
+extern TimestampTz history_turn(TimestampTz due);
 extern TimestampTz start_pushers(Oid database, List *roles);
 extern TimestampTz end_stuck_hooks(Oid database);
 extern bool role_may_push(Oid role);

@@ -31,8 +31,10 @@ BEGIN
 END
 $$;
 
--- The log: one immutable row per message.  Segments are identical tables; src/log.c
--- reads them all, src/enqueue.c writes to the current one.
+-- The log: one immutable row per message.  log_0 … log_2 are a ring: messages go into one
+-- of them, and one that nobody needs any more is truncated and written again.  log_kept
+-- has the few messages that outlive their segment.  Nothing in the ring is updated, so
+-- vacuum has no work there.
 CREATE TABLE outbox.log_0 (
     position        bigint      NOT NULL,
     id              uuid        NOT NULL,
@@ -55,9 +57,50 @@ CREATE TABLE outbox.log_0 (
     ordering_key    text,
     CONSTRAINT log_0_pkey PRIMARY KEY (position),
     CONSTRAINT log_0_id_key UNIQUE (id)
+) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off);
+
+CREATE TABLE outbox.log_1 (
+    LIKE outbox.log_0,
+    CONSTRAINT log_1_pkey PRIMARY KEY (position),
+    CONSTRAINT log_1_id_key UNIQUE (id)
+) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off);
+
+CREATE TABLE outbox.log_2 (
+    LIKE outbox.log_0,
+    CONSTRAINT log_2_pkey PRIMARY KEY (position),
+    CONSTRAINT log_2_id_key UNIQUE (id)
+) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off);
+
+CREATE TABLE outbox.log_kept (
+    LIKE outbox.log_0,
+    CONSTRAINT log_kept_pkey PRIMARY KEY (position),
+    CONSTRAINT log_kept_id_key UNIQUE (id)
 );
 
-CREATE VIEW outbox.log AS SELECT * FROM outbox.log_0;
+CREATE VIEW outbox.log AS
+SELECT * FROM outbox.log_0
+UNION ALL SELECT * FROM outbox.log_1
+UNION ALL SELECT * FROM outbox.log_2
+UNION ALL SELECT * FROM outbox.log_kept;
+
+-- The state of the ring, see src/rotate.c; rows appear with the first rotation.
+--   writing            new messages go here; without such a row they go to log_0
+--   closed_at          when that ended
+--   condemned_at       the transaction number below which nobody must look any more before
+--                      the segment is truncated; null: not yet decided
+--   last_position      the highest position it had when that was decided
+--   sweep_…            after the truncation: how far the runs of what is gone were removed
+CREATE TABLE outbox.segment (
+    number             integer     NOT NULL,
+    writing            boolean     NOT NULL,
+    closed_at          timestamptz,
+    condemned_at       bigint,
+    last_position      bigint,
+    sweep_to           bigint,
+    sweep_subscription bigint,
+    sweep_from         bigint,
+    CONSTRAINT segment_pkey PRIMARY KEY (number)
+);
 
 -- Whose data this is.  Made at first use, never by this script: a row made here would
 -- collide with the restored one.
@@ -208,6 +251,10 @@ CREATE TABLE outbox.access (
 );
 
 SELECT pg_catalog.pg_extension_config_dump('outbox.log_0', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.log_1', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.log_2', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.log_kept', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.segment', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.identity', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.frontier', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.subscription', '');

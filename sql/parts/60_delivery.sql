@@ -45,8 +45,9 @@ COMMENT ON FUNCTION outbox.cloudevent(outbox.claimed_message) IS
 
 CREATE FUNCTION outbox.maintain(
     OUT routed bigint,
-    OUT expired bigint)
+    OUT expired bigint,
+    OUT rotated integer)
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_maintain';
 COMMENT ON FUNCTION outbox.maintain() IS
-    'what a worker would do beside deliveries: files new messages for their subscriptions, takes back leases that ran out, removes dedupe keys whose window is over; returns messages';
+    'what a worker would do beside deliveries: files new messages for their subscriptions, takes back leases that ran out, removes dedupe keys whose window is over and history whose retention is; returns messages, and segments emptied';

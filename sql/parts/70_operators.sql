@@ -71,3 +71,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reset';
 COMMENT ON FUNCTION outbox.reset() IS
     'for tests: removes every message with all that is known of it, keeps subscriptions and handlers; returns how many messages there were';
+
+CREATE FUNCTION outbox.purge(before timestamptz)
+RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_purge';
+COMMENT ON FUNCTION outbox.purge(timestamptz) IS
+    'lets settled messages go that were enqueued before a time, in whole segments, without waiting for their retention; returns how many will go as soon as nobody''s snapshot needs them';

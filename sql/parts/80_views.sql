@@ -5,13 +5,6 @@
 COMMENT ON VIEW outbox.log IS
     'every message as it was enqueued; the right to select from it is the right to see payloads and headers in the other views';
 
-CREATE FUNCTION outbox.clock()
-RETURNS timestamptz
-LANGUAGE C STABLE PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_clock';
-COMMENT ON FUNCTION outbox.clock() IS
-    'the time that due times and leases are compared with';
-
 CREATE FUNCTION outbox.backlog()
 RETURNS TABLE (
     subscription_id bigint,
@@ -78,6 +71,7 @@ SELECT b.subscription,
        CAST(extract(epoch FROM c.now - d.oldest_lease_at) AS double precision) AS oldest_lease_age_seconds,
        d.last_claim,
        d.last_delivery,
+       h.holds,
        b.router_pid
   FROM outbox.backlog() b
  CROSS JOIN (SELECT outbox.clock() AS now) c
@@ -98,9 +92,13 @@ SELECT b.subscription,
          FROM outbox.delivery r
         CROSS JOIN (SELECT outbox.clock() AS now) t
         GROUP BY r.subscription_id) d ON d.subscription_id = b.subscription_id
+  LEFT JOIN (
+       SELECT k.subscription_id, string_agg('log_' || k.segment, ', ' ORDER BY k.segment) AS holds
+         FROM outbox.segment_holders() k
+        GROUP BY k.subscription_id) h ON h.subscription_id = b.subscription_id
  ORDER BY b.subscription;
 COMMENT ON VIEW outbox.status IS
-    'each subscription with the number of its messages in each status, ages in seconds';
+    'each subscription with the number of its messages in each status, ages in seconds; holds: segments of the log that its unsettled messages keep beyond the retention';
 
 -- Sorted by id it is read by the index on the id, page by page:
 -- WHERE (id, subscription) > (x, y) ORDER BY id, subscription LIMIT n.

@@ -175,7 +175,7 @@ END
 $$;
 SELECT plan($$SELECT * FROM outbox.messages WHERE id > views.m(1000) ORDER BY id LIMIT 20$$)
        ~ 'Limit.*Index Scan using log_0_id_key.*Index Cond' AS by_index,
-       plan($$SELECT * FROM outbox.messages WHERE id > views.m(1000) ORDER BY id LIMIT 20$$) ~ 'Sort' AS sorted;
+       plan($$SELECT * FROM outbox.messages WHERE id > views.m(1000) ORDER BY id LIMIT 20$$) ~ '-> *Sort' AS sorted;
 SELECT count(*), min(payload :: int), max(payload :: int)
   FROM (SELECT * FROM outbox.messages WHERE id > m(1500) AND subscription = 'default' ORDER BY id LIMIT 20) x;
 

@@ -1,0 +1,128 @@
+-- 82_segments: the ring of the log for people; src/rotate.c turns it.  These functions run as
+-- the owner, who sees all sessions and all runs; what they show is names and numbers.
+
+CREATE FUNCTION outbox.clock()
+RETURNS timestamptz
+LANGUAGE C STABLE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_clock';
+COMMENT ON FUNCTION outbox.clock() IS
+    'the time that due times and leases are compared with';
+
+-- Whose unsettled messages keep a segment that is old enough to go.
+CREATE FUNCTION outbox.segment_holders()
+RETURNS TABLE (segment integer, subscription_id bigint, subscription text, messages bigint)
+LANGUAGE sql STABLE SECURITY DEFINER PARALLEL UNSAFE ROWS 3
+SET search_path TO pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT g.number, d.subscription_id, s.name, CAST(sum(d.message_count) AS bigint)
+      FROM outbox.segment g
+     CROSS JOIN LATERAL (
+           SELECT min(l."position") AS first, max(l."position") AS last FROM outbox.log_0 l WHERE g.number = 0
+           HAVING min(l."position") IS NOT NULL
+           UNION ALL
+           SELECT min(l."position"), max(l."position") FROM outbox.log_1 l WHERE g.number = 1
+           HAVING min(l."position") IS NOT NULL
+           UNION ALL
+           SELECT min(l."position"), max(l."position") FROM outbox.log_2 l WHERE g.number = 2
+           HAVING min(l."position") IS NOT NULL) p
+      JOIN outbox.delivery d ON d.low <= p.last AND upper(d.positions) > p.first
+      JOIN outbox.subscription s ON s.id = d.subscription_id
+     WHERE NOT g.writing
+       AND g.condemned_at IS NULL
+       AND g.closed_at < outbox.clock() - CAST(current_setting('outbox.retention') AS interval)
+       AND d.state IN ('ready', 'leased', 'unhandled', 'dead')
+     GROUP BY g.number, d.subscription_id, s.name;
+END;
+COMMENT ON FUNCTION outbox.segment_holders() IS
+    'the subscriptions whose unsettled messages keep a segment of the log beyond its retention; behind the views segments and status';
+
+-- Who looks at the database with a snapshot, or a transaction, from before a decision.
+CREATE FUNCTION outbox.oldest_viewer(before bigint)
+RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER PARALLEL UNSAFE
+SET search_path TO pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT v.who
+      FROM (SELECT format('process %s, %s, in a transaction for %s seconds', a.pid, coalesce(a.state, a.backend_type),
+                          CAST(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.backend_start)) AS bigint)) AS who,
+                   greatest(age(a.backend_xid), age(a.backend_xmin)) AS age
+              FROM pg_stat_activity a
+             WHERE (a.datname = current_database() OR a.datname IS NULL) AND a.pid <> pg_backend_pid()
+            UNION ALL
+            SELECT format('prepared transaction "%s", for %s seconds', p.gid,
+                          CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint)),
+                   age(p.transaction)
+              FROM pg_prepared_xacts p WHERE p.database = current_database()
+            UNION ALL
+            SELECT format('replication slot "%s"', r.slot_name), age(r.xmin)
+              FROM pg_replication_slots r) v
+     WHERE v.age > age(CAST(CAST(before % 4294967296 AS text) AS xid))
+     ORDER BY v.age DESC
+     LIMIT 1;
+END;
+COMMENT ON FUNCTION outbox.oldest_viewer(bigint) IS
+    'the process, prepared transaction or replication slot with the oldest snapshot from before a transaction number; behind the view segments';
+
+CREATE FUNCTION outbox.writer_of(log regclass)
+RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER PARALLEL UNSAFE
+SET search_path TO pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT coalesce(format('process %s, %s, in a transaction for %s seconds', a.pid, a.state,
+                           CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint)),
+                    format('prepared transaction "%s", for %s seconds', p.gid,
+                           CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint)))
+      FROM pg_locks l
+      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+      LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || CAST(p.transaction AS text)
+     WHERE l.relation = log
+       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+       AND l.mode = 'RowExclusiveLock' AND l.granted
+       AND l.pid IS DISTINCT FROM pg_backend_pid()
+     ORDER BY coalesce(a.xact_start, p.prepared)
+     LIMIT 1;
+END;
+COMMENT ON FUNCTION outbox.writer_of(regclass) IS
+    'the oldest transaction that has written to a segment and is still open; behind the view segments';
+
+CREATE VIEW outbox.segments AS
+SELECT s.segment,
+       s.state,
+       s.bytes,
+       s.oldest_message_at,
+       s.closed_at,
+       s.removable_at,
+       CASE s.state
+           WHEN 'condemned' THEN outbox.oldest_viewer(s.condemned_at)
+           WHEN 'closed' THEN CASE WHEN s.removable_at < outbox.clock() THEN
+               coalesce(outbox.writer_of(s.log),
+                        (SELECT string_agg(format('subscription "%s": %s unsettled messages', h.subscription, h.messages), ', '
+                                           ORDER BY h.messages DESC)
+                           FROM outbox.segment_holders() h WHERE h.segment = s.number)) END
+       END AS held_by
+  FROM (SELECT x.number, x.segment, x.log,
+               CASE WHEN x.number = 3 THEN 'kept'
+                    WHEN coalesce(g.writing, x.number = 0 AND NOT EXISTS (SELECT FROM outbox.segment w WHERE w.writing)) THEN 'writing'
+                    WHEN g.condemned_at IS NOT NULL THEN 'condemned'
+                    WHEN x.oldest_message_at IS NULL THEN 'empty'
+                    ELSE 'closed' END AS state,
+               pg_total_relation_size(x.log) AS bytes,
+               x.oldest_message_at,
+               g.closed_at,
+               g.closed_at + CAST(current_setting('outbox.retention') AS interval) AS removable_at,
+               g.condemned_at
+          FROM (SELECT 0 AS number, 'log_0' AS segment, CAST('outbox.log_0' AS regclass) AS log,
+                       (SELECT l.created_at FROM outbox.log_0 l ORDER BY l."position" LIMIT 1) AS oldest_message_at
+                UNION ALL
+                SELECT 1, 'log_1', CAST('outbox.log_1' AS regclass),
+                       (SELECT l.created_at FROM outbox.log_1 l ORDER BY l."position" LIMIT 1)
+                UNION ALL
+                SELECT 2, 'log_2', CAST('outbox.log_2' AS regclass),
+                       (SELECT l.created_at FROM outbox.log_2 l ORDER BY l."position" LIMIT 1)
+                UNION ALL
+                SELECT 3, 'log_kept', CAST('outbox.log_kept' AS regclass),
+                       (SELECT l.created_at FROM outbox.log_kept l ORDER BY l."position" LIMIT 1)) x
+          LEFT JOIN outbox.segment g ON g.number = x.number) s
+ ORDER BY s.number;
+COMMENT ON VIEW outbox.segments IS
+    'the log, segment by segment: writing, closed (settled history that waits for its retention), condemned (goes as soon as nobody''s snapshot needs it), empty, kept (unsettled messages whose segment is gone); held_by: why one that could go is still there';

@@ -1,0 +1,19 @@
+/*
+ * rotate.h
+ *		The ring turns: settled history leaves, whole segments at a time.
+ */
+#ifndef OUTBOX_ROTATE_H
+#define OUTBOX_ROTATE_H
+
+#include "outbox.h"
+
+/*
+ * One look at the ring, with the routing lock held; number of segments that were emptied.
+ * *wrote: something was changed, so that the lock must be kept to the commit.
+ */
+extern int	rotate(bool *wrote);
+
+/* Remove a bite of what is known of messages that have left; true: there is more. */
+extern bool sweep(void);
+
+#endif							/* OUTBOX_ROTATE_H */

@@ -1,0 +1,276 @@
+/*
+ * sweep.c
+ *		After a segment was truncated: what is known of its messages goes too.
+ *
+ * First the settled runs of each subscription, in the order of "low": those that have no
+ * message left in the log are deleted; one at the border of two segments keeps what is
+ * left of it, so that counts agree with the log.  Then log_kept: a message that was moved
+ * there goes when it has been settled for outbox.retention, with its runs.
+ *
+ * A bite is a transaction; outbox.segment says where the next one begins, so that none
+ * walks over what others have deleted.
+ *
+ * Locks: ShareRowExclusiveLock on outbox.segment, if it is free, and on outbox.log_kept;
+ * rows of outbox.delivery, skipping locked ones.
+ */
+#include "rotate.h"
+
+#include "catalog.h"
+#include "log.h"
+#include "run.h"
+#include "segment.h"
+#include "statement.h"
+#include "subscription.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/array.h"
+#include "utils/timestamp.h"
+
+/* Runs, or messages of log_kept, looked at in one bite. */
+#define BITE	1000
+
+/* the turn of log_kept, after all subscriptions */
+#define KEPT	PG_INT64_MAX
+
+typedef struct Bite
+{
+	LogReader  *reader;
+	int			seen;
+	int64		last_low;
+	int64		stopped_at;		/* "low" of the first that was left; -1: none */
+} Bite;
+
+/* what a kept message is for the subscriptions */
+typedef struct Fate
+{
+	List	   *runs;
+	bool		stays;
+} Fate;
+
+static Subscription *subscription_from(int64 id);
+static void sweep_runs(SegmentState *state);
+static bool visit_run(RunStore *store, Run *run, void *arg);
+static void forget_what_left(RunStore *store, LogReader *reader, Run *run);
+static void sweep_kept(SegmentState *state);
+static Fate *fate_of(RunStore *store, Snapshot snapshot, List *subscriptions, int64 position);
+static bool let_go(RunStore *store, Fate *fate, int64 position);
+static void delete_kept(const Datum *positions, int n);
+
+bool
+sweep(void)
+{
+	SegmentState states[RING_SEGMENTS];
+	SegmentState *state = NULL;
+
+	segments_read(states);
+	for (int i = 0; i < RING_SEGMENTS && state == NULL; i++)
+	{
+		if (states[i].sweep_to != 0)
+			state = &states[i];
+	}
+	if (state == NULL || !segments_lock(false))
+		return false;
+	segments_read(states);
+	if (state->sweep_to == 0)
+		return false;
+
+	if (state->sweep_subscription == KEPT)
+		sweep_kept(state);
+	else
+		sweep_runs(state);
+	segment_write(state);
+	return true;
+}
+
+/* The one with the lowest id that is not below; NULL: there is none. */
+static Subscription *
+subscription_from(int64 id)
+{
+	Subscription *found = NULL;
+	ListCell   *cell;
+
+	foreach(cell, subscription_list(snapshot_push()))
+	{
+		Subscription *subscription = lfirst(cell);
+
+		if (subscription->id >= id && (found == NULL || subscription->id < found->id))
+			found = subscription;
+	}
+	snapshot_pop();
+	return found;
+}
+
+static void
+sweep_runs(SegmentState *state)
+{
+	Subscription *subscription = subscription_from(state->sweep_subscription);
+	Bite		bite = {.last_low = -1, .stopped_at = -1};
+	RunStore   *store;
+	Snapshot	snapshot;
+
+	if (subscription == NULL)
+	{
+		state->sweep_subscription = KEPT;
+		state->sweep_from = 0;
+		return;
+	}
+	if (subscription->id != state->sweep_subscription)
+		state->sweep_from = 0;
+	store = runs_open();
+	snapshot = snapshot_push();
+	bite.reader = log_open(snapshot);
+	runs_visit(store, runs_by_low(store, snapshot, subscription->id, state->sweep_from, state->sweep_to),
+			   visit_run, &bite);
+	log_close(bite.reader);
+	snapshot_pop();
+	runs_close(store);
+
+	state->sweep_subscription = bite.stopped_at < 0 ? subscription->id + 1 : subscription->id;
+	state->sweep_from = Max(bite.stopped_at, 0);
+}
+
+/* A bite ends between two values of "low": the next one begins with the second. */
+static bool
+visit_run(RunStore *store, Run *run, void *arg)
+{
+	Bite	   *bite = arg;
+
+	if (++bite->seen > BITE && run->low != bite->last_low)
+	{
+		bite->stopped_at = run->low;
+		return false;
+	}
+	bite->last_low = run->low;
+	if (run_is_settled(run) && run_lock(store, run, LockWaitSkip) == RUN_LOCKED && run_is_settled(run))
+		forget_what_left(store, bite->reader, run);
+	return true;
+}
+
+static void
+forget_what_left(RunStore *store, LogReader *reader, Run *run)
+{
+	int64		first = -1;
+	int64		last = -1;
+	int			count = 0;
+
+	for (int i = 0; i < run->positions->n; i++)
+	{
+		TupleTableSlot *slot;
+
+		log_range(reader, run->positions->ranges[i].lower, run->positions->ranges[i].upper);
+		while ((slot = log_next(reader)) != NULL)
+		{
+			last = log_position(slot);
+			if (count++ == 0)
+				first = last;
+		}
+	}
+	if (count == run->message_count)
+		return;
+	if (count > 0)
+	{
+		cover_remove(run->positions, PG_INT64_MIN, first);
+		cover_remove(run->positions, last + 1, PG_INT64_MAX);
+	}
+	run_forget(store, run, count);
+}
+
+static void
+sweep_kept(SegmentState *state)
+{
+	List	   *subscriptions;
+	RunStore   *store;
+	Snapshot	snapshot;
+	LogReader  *reader;
+	TupleTableSlot *slot;
+	Datum	   *gone = palloc(BITE * sizeof(Datum));
+	int			n_gone = 0;
+	int			seen = 0;
+
+	/* nobody makes unsettled, or brings, what we look at */
+	if (!ConditionalLockRelationOid(log_segment(LOG_KEPT), ShareRowExclusiveLock))
+		return;
+	store = runs_open();
+	snapshot = snapshot_push();
+	subscriptions = subscription_list(snapshot);
+	reader = log_open_segment(snapshot, LOG_KEPT);
+	log_range(reader, state->sweep_from, PG_INT64_MAX);
+	while (seen < BITE && (slot = log_next(reader)) != NULL)
+	{
+		int64		position = log_position(slot);
+
+		CHECK_FOR_INTERRUPTS();
+		seen++;
+		state->sweep_from = position + 1;
+		/* neighbours may be in one run, which has just been changed */
+		if (let_go(store, fate_of(store, snapshot_push(), subscriptions, position), position))
+			gone[n_gone++] = Int64GetDatum(position);
+		snapshot_pop();
+	}
+	if (seen < BITE)			/* done */
+		state->sweep_to = state->sweep_subscription = state->sweep_from = 0;
+	log_close(reader);
+	snapshot_pop();
+	runs_close(store);
+	if (n_gone > 0)
+		delete_kept(gone, n_gone);
+}
+
+static Fate *
+fate_of(RunStore *store, Snapshot snapshot, List *subscriptions, int64 position)
+{
+	Fate	   *fate = palloc0(sizeof(Fate));
+	TimestampTz retained_from = clock_now() - outbox_retention * USECS_PER_SEC;
+	ListCell   *cell;
+
+	foreach(cell, subscriptions)
+	{
+		Subscription *subscription = lfirst(cell);
+		Run		   *run = run_of_position(store, snapshot, subscription->id, position);
+
+		if (run == NULL)
+			continue;
+		fate->runs = lappend(fate->runs, run);
+		fate->stays |= !run_is_settled(run) || run->settled_at >= retained_from;
+	}
+	return fate;
+}
+
+/* All its runs or none: they are locked before the first is changed. */
+static bool
+let_go(RunStore *store, Fate *fate, int64 position)
+{
+	ListCell   *cell;
+
+	if (fate->stays)
+		return false;
+	foreach(cell, fate->runs)
+	{
+		if (run_lock(store, lfirst(cell), LockWaitSkip) != RUN_LOCKED)
+			return false;
+	}
+	foreach(cell, fate->runs)
+	{
+		Run		   *run = lfirst(cell);
+
+		if (run->message_count > 1)
+			cover_remove(run->positions, position, position + 1);
+		run_forget(store, run, run->message_count - 1);
+	}
+	return true;
+}
+
+static void
+delete_kept(const Datum *positions, int n)
+{
+	Statement	statement;
+
+	statement_init(&statement,
+				   "DELETE FROM outbox.log_kept AS l WHERE l.position OPERATOR(pg_catalog.=) ANY ($1)");
+	bind(&statement, INT8ARRAYOID,
+		 PointerGetDatum(construct_array(unconstify(Datum *, positions), n, INT8OID, sizeof(int64),
+										 FLOAT8PASSBYVAL, TYPALIGN_DOUBLE)), false);
+	(void) statement_run(&statement);
+}
