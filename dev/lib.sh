@@ -3,7 +3,12 @@
 # "postgres", and for an ordinary user, who runs it himself and installs with sudo.
 
 OUTBOX_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-PG_MAJOR=15
+# The server of Debian's release; 15 elsewhere.
+case $(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null) in
+	trixie) PG_MAJOR=17 ;;
+	forky) PG_MAJOR=18 ;;
+	*) PG_MAJOR=15 ;;
+esac
 : "${PG_CONFIG:=/usr/lib/postgresql/$PG_MAJOR/bin/pg_config}"
 export PG_CONFIG
 
