@@ -11,6 +11,10 @@
  * uncharged, and charges the message whose hook was stopped.  After a crash the leases
  * end by themselves.
  *
+ * What a hook leaves behind in the session and would be in others' way is given back:
+ * settings after each call (deliver.c), advisory locks after each turn.  LISTEN core
+ * refuses in background processes.
+ *
  * Locks: as in drain.c; none while it waits.
  */
 #include "worker.h"
@@ -21,6 +25,7 @@
 #include "miscadmin.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
+#include "storage/lock.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -59,6 +64,7 @@ outbox_delivery_main(Datum argument)
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
 	{
 		session_recover();
+		LockReleaseAll(USER_LOCKMETHOD, true);
 		delivery_give_back(0, (Datum) 0);
 		MemoryContextSwitchTo(context);
 		MemoryContextReset(context);
@@ -114,6 +120,7 @@ turn(MemoryContext context)
 		SPI_finish();
 	}
 	session_transaction_commit();
+	LockReleaseAll(USER_LOCKMETHOD, true);
 	MemoryContextSwitchTo(context);
 	MemoryContextReset(context);
 	return claimed;

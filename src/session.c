@@ -208,7 +208,7 @@ worker_should_leave(const WorkerSlot *slot)
 	/* a database without a slot is one that a probe looks at for the first time */
 	leave = slot->leave == LEAVE_NOW || (database != NULL && database_is_suspended(database));
 	LWLockRelease(worker_state->lock);
-	return leave || !outbox_enabled;
+	return leave || !outbox_enabled || (slot->kind == WORKER_DELIVERY && outbox_workers == 0);
 }
 
 bool

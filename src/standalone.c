@@ -10,7 +10,8 @@
  * somebody holds the lock that a command on the whole database takes, and leaves; it
  * leaves too when the extension is gone, and when another such worker runs.  Nobody starts
  * it again: that is what preloading is for.  Stopped in the middle, it gives back what it
- * has claimed as a delivery worker does.
+ * has claimed as a delivery worker does, and after each turn the advisory locks that hooks
+ * have left in its session.
  *
  * Locks: a session lock that makes it the only one of its role; as in coordinator.c and
  * drain.c otherwise.
@@ -58,7 +59,7 @@ static pid_t start_standalone(void);
 static void turn(MemoryContext context);
 static void own_locktag(LOCKTAG *tag);
 static bool one_runs(void);
-static bool is_only_one(void);
+static void keep_own_lock_only(void);
 static bool turn_is_over(bool in_batch);
 static bool database_is_wanted_alone_now(void);
 static bool database_is_wanted_alone(void);
@@ -149,8 +150,6 @@ outbox_standalone_main(Datum argument)
 	session_process_start("outbox worker", arguments.database, arguments.role);
 	context = AllocSetContextCreate(TopMemoryContext, "outbox worker", ALLOCSET_DEFAULT_SIZES);
 	PortalContext = context;
-	if (!is_only_one())
-		proc_exit(0);
 	before_shmem_exit(delivery_give_back, (Datum) 0);
 
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
@@ -190,6 +189,7 @@ turn(MemoryContext context)
 		session_transaction_commit();
 		return;
 	}
+	keep_own_lock_only();
 	if (!own_database_is_served())
 		proc_exit(0);
 	if (routing_lock(0))
@@ -210,27 +210,27 @@ turn(MemoryContext context)
 		SPI_connect_ext(SPI_OPT_NONATOMIC);
 		(void) drain_for_worker(turn_is_over);
 		SPI_finish();
+		keep_own_lock_only();
 	}
 	session_transaction_commit();
 	MemoryContextSwitchTo(context);
 	MemoryContextReset(context);
 }
 
-/* The lock is the session's. */
-static bool
-is_only_one(void)
+/*
+ * In a transaction.  The lock is the session's, and of one method with those that hooks
+ * leave behind; core can give them back all together only.  Should another worker have
+ * taken ours meanwhile, that one stays.
+ */
+static void
+keep_own_lock_only(void)
 {
 	LOCKTAG		tag;
-	bool		alone = false;
 
-	session_transaction_begin("looking for another worker");
-	if (session_extension_lock())
-	{
-		own_locktag(&tag);
-		alone = (LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL);
-	}
-	session_transaction_commit();
-	return alone;
+	LockReleaseAll(USER_LOCKMETHOD, true);
+	own_locktag(&tag);
+	if (LockAcquire(&tag, ExclusiveLock, true, true) == LOCKACQUIRE_NOT_AVAIL)
+		proc_exit(0);
 }
 
 /*

@@ -107,7 +107,9 @@ sub eventually
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	do
 	{
-		(undef, $out, $err) = $node->psql($database // 'postgres', $query);
+		# psql may go with the server while it is being written to
+		($out, $err) = ('', 'the connection was lost');
+		eval { (undef, $out, $err) = $node->psql($database // 'postgres', $query); };
 		$out //= '';
 		if (!$err && $out eq $expected)
 		{
@@ -168,8 +170,9 @@ sub worker_pid
 	$where .= " AND pid <> $params{not}" if $params{not};
 	do
 	{
-		my (undef, $pid) = $node->psql('postgres',
-			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox $kind' $where LIMIT 1");
+		my (undef, $pid) = eval {
+			$node->psql('postgres', "SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox $kind' $where LIMIT 1");
+		};
 		return $pid if $pid;
 		usleep(20_000);	# poll
 	} while (time < $limit);

@@ -189,6 +189,30 @@ eventually($node, "SELECT status FROM outbox.messages WHERE name = 'stray' AND s
 sql($node, "SELECT outbox.register_hook('stray', 'public.take')");
 eventually($node, "SELECT count(*) FROM got WHERE name = 'stray'", '1', 'registering one delivers it');
 
+# What a hook leaves behind in its session is in nobody's way.
+hook('leaves', "PERFORM pg_advisory_lock(4711);" . sprintf($insert, 'null'), message => 'leaves');
+sql($node, "SELECT outbox.enqueue('leaves', '1')");
+eventually($node, "SELECT count(*) FROM got WHERE name = 'leaves'", '1', 'a hook that takes an advisory lock');
+eventually($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'", '0', 'it is given back');
+is_sql($node, "SELECT count(*) FROM outbox.workers WHERE kind = 'delivery' AND role = 'postgres'", '1', 'by a worker that is still there');
+hook('listens', 'LISTEN something;', message => 'listens', options => 'max_attempts => 1');
+sql($node, "SELECT outbox.enqueue('listens', '1')");
+eventually($node, "SELECT last_error_message FROM outbox.dead_letters WHERE name = 'listens'", 'cannot execute LISTEN within a background process',
+	'one that listens is refused by core: nobody would read what comes');
+
+# As many as the setting says, changed by reload
+hook('each', sprintf($insert, 'null') . 'PERFORM pg_sleep(0.01); /* on purpose: so that others get some */', message => 'each');
+reload($node, 'outbox.workers' => '3', 'outbox.batch_size' => '5');
+enqueue($node, 'each', 1, 200);
+eventually($node, "SELECT count(*), count(DISTINCT payload), count(DISTINCT pid) FROM got WHERE name = 'each'", '200|200|3', 'three workers share the work');
+reload($node, 'outbox.workers' => '0');
+eventually($node, "SELECT count(*) FROM outbox.workers WHERE kind = 'delivery'", '0', 'none: they leave');
+enqueue($node, 'each', 1000);
+eventually($node, "SELECT status FROM outbox.messages WHERE name = 'each' AND payload = '1000' AND subscription = 'default'", 'ready', 'what comes is filed');
+is_sql($node, "SELECT count(*) FROM got WHERE payload = '1000' AND name = 'each'", '0', 'and not delivered');
+reload($node, 'outbox.workers' => '1');
+eventually($node, "SELECT count(*) FROM got WHERE payload = '1000' AND name = 'each'", '1', 'one: delivered');
+
 is_sql($node, 'SELECT count(*) FROM outbox.leases', '0', 'nothing stays leased');
 $node->stop;
 done_testing();

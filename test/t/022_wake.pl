@@ -171,6 +171,18 @@ enqueue($node, 'two.b', 13, 13, 'pull');
 is_sql($node, "SELECT payload FROM outbox.claim_batch(100, subscription => 'two')", '13', 'what comes later is claimed by others', 'pull');
 $open->query_safe('COMMIT');
 
+# The same for one that claims so soon after a commit that it may be the first to look.
+my $hidden = 0;
+for my $round (1 .. 30)
+{
+	# the second comes while the coordinator gathers what follows the first
+	$open->query_safe("SELECT outbox.enqueue('two.r', '0'); SELECT outbox.enqueue('two.r', '1'); BEGIN; SELECT count(*) FROM outbox.claim_batch(100, subscription => 'two');");
+	enqueue($node, 'two.r', 2, 2, 'pull');
+	$hidden++ if sql($node, "SELECT payload FROM outbox.claim_batch(100, subscription => 'two')", 'pull') ne '2';
+	$open->query_safe('COMMIT');
+}
+is($hidden, 0, 'thirty open transactions that claimed right after a commit: none has hidden what came next');
+
 # A coordinator that does not answer holds nobody up for long.
 my $pid = worker_pid($node, 'coordinator', database => 'pull');
 kill 'STOP', $pid;

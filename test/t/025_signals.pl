@@ -11,7 +11,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
-my $node = worker_node('signals', conf => "outbox.backoff_base = 1ms\noutbox.lease = '1h'\noutbox.max_active = '2h'\n");
+# The WAL writer is slow, so that what nobody flushes is lost in a crash.
+my $node = worker_node('signals', conf => "outbox.backoff_base = 1ms\noutbox.lease = '1h'\noutbox.max_active = '2h'\nwal_writer_delay = '10s'\n");
 my $hanging = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'outbox delivery' AND wait_event = 'PgSleep'";
 
 database($node, 'postgres');
@@ -89,8 +90,6 @@ sql($node, "SELECT pg_terminate_backend($delivery)");
 is_gone($delivery, 'it ends');
 all_delivered('terminated in a hook');
 isnt(worker_pid($node, 'delivery'), $delivery, 'another one has taken its place');
-is_sql($node, "SELECT last_error->>'sqlstate', last_error->>'message' FROM outbox.messages WHERE correlation_id = '$batch' AND name = 'hang'", '|', 'a delivered message has no error')
-  if 0;
 
 $delivery = hang('cancelled in a hook');
 sql($node, "SELECT pg_cancel_backend($delivery)");
@@ -99,7 +98,6 @@ is(worker_pid($node, 'delivery'), $delivery, 'it goes on');
 
 # Reload in the middle of a hook changes nothing.
 $delivery = hang('reload');
-reload($node, 'outbox.retention' => '4d') if 0;
 reload($node, 'outbox.batch_size' => '50');
 is_sql($node, $hanging, '1', 'reload: the hook goes on');
 sql($node, "SELECT pg_cancel_backend($delivery)");
@@ -126,7 +124,6 @@ for my $mode ('fast', 'smart')
 	cmp_ok(time - $begin, '<', 5, "$mode shutdown with a hook that hangs, in time");
 	# without workers, to see what they left
 	$node->append_conf('postgresql.conf', 'outbox.enabled = off');
-	sql($node, 'ALTER SYSTEM RESET outbox.enabled') if 0;
 	unlink $node->data_dir . '/postgresql.auto.conf';
 	append_to_file($node->data_dir . '/postgresql.auto.conf', '');
 	$node->start;
@@ -171,10 +168,16 @@ sql($node, <<~'SQL');
 	SELECT outbox.register_hook('poison', 'public.poison');
 	SQL
 sql($node, 'ALTER SYSTEM SET outbox.lease = \'300ms\'; SELECT pg_reload_conf(); TRUNCATE got');
+# The claim is on disk before the hook is called, also where sessions do not ask for that: or no attempt would ever be charged.
+$ENV{PGOPTIONS} = '-c synchronous_commit=on';
+my $offset = log_end($node);
+sql($node, "ALTER ROLE postgres SET synchronous_commit = off; SELECT outbox.pause('default')");
 enqueue($node, 'poison', 1, 30);
+sql($node, "SELECT outbox.resume('default')");
 eventually($node, "SELECT status, count(*) FROM outbox.messages WHERE name = 'poison' GROUP BY 1 ORDER BY 1", "dead|1\ndelivered|29",
 	'poison ends as a dead letter, its neighbours are delivered', 'postgres', within => 60);
 is_sql($node, "SELECT payload, attempts, last_error_sqlstate FROM outbox.dead_letters WHERE name = 'poison'", '7|3|OB006', 'abandoned after three attempts');
+is(scalar(log_lines($node, qr/was terminated by signal 9/, $offset)), 3, 'three crashes, not one more');
 is_sql($node, 'SELECT count(*), count(DISTINCT payload) FROM got', '29|29', 'effects are there once');
 
 # The postmaster dies: everybody follows.

@@ -43,6 +43,21 @@ is("$status $out", '0 t', 'a second one is not started');
 like($err, qr/NOTICE:  a worker of role "postgres" runs already in this database/, 'politely');
 is_sql($node, $workers, '1', 'there is one');
 
+# An advisory lock that a hook leaves behind is given back, and the worker's own lock is not.
+sql($node, <<~'SQL', 'shop');
+	CREATE FUNCTION leaves(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_lock(4711);
+		INSERT INTO public.got (id, name, payload) VALUES (m.id, m.name, m.payload);
+	END $$;
+	SELECT outbox.register_hook('leaves', 'public.leaves');
+	SELECT outbox.enqueue('leaves', '1');
+	SQL
+eventually($node, "SELECT count(*) FROM got WHERE name = 'leaves'", '1', 'a hook that takes an advisory lock', 'shop');
+eventually($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'", '0', 'it is given back');
+is_sql($node, 'SELECT outbox.start_worker() IS NULL', 't', 'the worker is still the only one', 'shop');
+is_sql($node, $workers, '1', 'and there');
+
 # Another role has its own, and it calls its own hooks.
 as_role($node, 'app', "SELECT outbox.register_hook('pulled.#', 'public.take', subscription => 'pulled')", 'shop');
 sql($node, "SELECT outbox.subscribe('theirs', 'their.#')", 'shop');
