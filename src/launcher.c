@@ -14,7 +14,7 @@
  *
  * A coordinator that failed is started again after 1 s, then 2 s, … up to a minute.  For
  * processes for which there was no free slot (max_worker_processes) it is tried every 5 s,
- * and sooner where a delivery worker that is idle can make room.
+ * and sooner where a process of ours that is idle can make room.
  *
  * Exits of our processes and what they mean:
  *
@@ -35,6 +35,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
@@ -211,7 +212,9 @@ launcher_turn(void)
 		else
 			next = Min(next, now + pause);
 	}
-	if (others_wait)
+	/* a reload may have left more than there may be */
+	if (others_wait ||
+		workers_of(WORKER_COORDINATOR, InvalidOid, InvalidOid) > outbox_max_coordinators)
 	{
 		ask_one_to_leave();
 		next = Min(next, now + USECS_PER_SEC);
@@ -422,15 +425,21 @@ void
 outbox_probe_main(Datum argument)
 {
 	WorkerSlot *slot = worker_attach(argument, WORKER_PROBE);
-	bool		found;
 
 	if (worker_should_leave(slot))
 		proc_exit(0);
 	session_process_start("outbox probe", slot->database, InvalidOid);
 	session_transaction_begin("looking for the extension");
-	found = OidIsValid(get_extension_oid("outbox", true));
+	if (!OidIsValid(get_extension_oid("outbox", true)))
+		proc_exit(0);
+	if (database_slot(slot->database, true) == NULL)
+		ereport(WARNING,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("outbox workers cannot serve database \"%s\"",
+						get_database_name(slot->database)),
+				 errdetail("They serve at most %d databases.", DATABASES_MAX),
+				 errhint("Call outbox.drain() and outbox.maintain() there, from cron for example.")));
+	wake_database(slot->database, WORK_LOOK);
 	session_transaction_commit();
-	if (found)
-		wake_database(slot->database, WORK_LOOK);
 	proc_exit(0);
 }

@@ -105,6 +105,7 @@ typedef struct WorkerState
 	int			launcher;		/* its number, -1: none; read without the lock to wake it */
 	pid_t		launcher_pid;
 	TimestampTz no_slot_at;		/* when a process could last not be started for want of a slot */
+	TimestampTz left_at;		/* when one of ours last ended */
 	/* new databases that may have the extension; more: all are looked at */
 	Oid			probes[PROBES_MAX];
 	int			n_probes;
@@ -143,7 +144,7 @@ extern void wake_launcher(void);
 extern int	workers_of(WorkerKind kind, Oid database, Oid role);
 /* those of a role that failed need not wait any longer */
 extern void workers_try_again(Oid role);
-/* no slot is free: ask a process that is idle to leave; false: there is none */
+/* no slot is free: ask a process that is idle to leave; false: none is, and none is about to leave */
 extern bool workers_make_room(void);
 #define ROOM_PAUSE		(50 * 1000)		/* until it has left */
 /* these two: the caller holds the lock, exclusively for the second, which makes what is not there */

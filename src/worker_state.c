@@ -27,6 +27,7 @@ static DatabaseSlot *my_database = NULL;
 
 static void give_back(int code, Datum argument);
 static void note_exit(int code);
+static bool somebody_leaves(void);
 static int	ask_idle(WorkerKind kind, LeaveRequest request);
 static bool is_free(const WorkerSlot *slot, TimestampTz now);
 
@@ -369,6 +370,7 @@ give_back(int code, Datum argument)
 		note_exit(code);
 		coordinator = (int) pg_atomic_read_u32(&database->coordinator);
 	}
+	worker_state->left_at = GetCurrentTimestamp();
 	my_slot->used = false;
 	my_slot->pid = 0;
 	my_slot = NULL;
@@ -414,14 +416,32 @@ bool
 workers_make_room(void)
 {
 	int			process = -1;
+	bool		room;
 
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	process = ask_idle(WORKER_DELIVERY, LEAVE_NOW);
 	if (process < 0)
 		process = ask_idle(WORKER_COORDINATOR, LEAVE_IF_IDLE);
+	room = (process >= 0 || somebody_leaves());
 	LWLockRelease(worker_state->lock);
 	wake_process(process);
-	return process >= 0;
+	return room;
+}
+
+/* Or has just left: core has the slot back when the postmaster has noticed. */
+static bool
+somebody_leaves(void)
+{
+	if (GetCurrentTimestamp() - worker_state->left_at < USECS_PER_SEC)
+		return true;
+	for (int i = 0; i < WORKERS_MAX; i++)
+	{
+		WorkerSlot *slot = &worker_state->workers[i];
+
+		if (slot->used && slot->pid != 0 && slot != my_slot && slot->leave != LEAVE_NOT)
+			return true;
+	}
+	return false;
 }
 
 /* The number of the one that was asked, which has been idle longest; -1: none is idle. */
