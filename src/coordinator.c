@@ -24,6 +24,7 @@
 #include "run.h"
 
 #include "commands/async.h"
+#include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
@@ -334,6 +335,7 @@ tell_of_copy(Coordinator *coordinator, bool copy)
 	if (copy && !told)
 		ereport(WARNING,
 				(errmsg("the messages in this database are a copy that was not adopted; nothing is delivered"),
+				 errdetail("The database is \"%s\".", get_database_name(MyDatabaseId)),
 				 errhint("If they shall be delivered from here, run SELECT outbox.adopt() in the database.")));
 	return copy;
 }
