@@ -11,6 +11,9 @@
 
 #include "segment.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
@@ -18,6 +21,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -106,6 +110,27 @@ outbox_extension(void)
 {
 	look_up_extension();
 	return extension_oid;
+}
+
+int64
+outbox_extension_transaction(void)
+{
+	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	int64		transaction = 0;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(outbox_extension()));
+	scan = systable_beginscan(rel, ExtensionOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	/* a frozen one may be of any epoch */
+	if (HeapTupleIsValid(tuple) && !HeapTupleHeaderXminFrozen(tuple->t_data))
+		transaction = full_transaction(HeapTupleHeaderGetRawXmin(tuple->t_data));
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return transaction;
 }
 
 Oid

@@ -47,6 +47,8 @@ typedef enum OutboxObject
 /* OID by name, cached until the object changes; 55000 where the extension is absent */
 extern Oid	outbox_oid(OutboxObject object);
 extern Oid	outbox_extension(void);
+/* the transaction that made it, or 0 where nobody can tell any more */
+extern int64 outbox_extension_transaction(void);
 extern Oid	outbox_owner(void);
 /* descriptor of outbox.message or outbox.claimed_message, blessed; not to be freed */
 extern TupleDesc outbox_row_type(OutboxObject type);
@@ -82,5 +84,7 @@ extern int64 identity_offset_stored(void);
 /* under the routing lock: makes identity and the subscription "default" at first use; true: now */
 extern bool identity_ensure(void);
 extern int64 system_identifier(void);
+/* the first transaction number, as positions have them, that nothing stored has and nothing routed */
+extern int64 identity_above_everything(Snapshot snapshot);
 
 #endif							/* OUTBOX_CATALOG_H */

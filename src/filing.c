@@ -75,6 +75,7 @@ struct Filing
 	RunStore   *store;
 	LogReader  *reader;
 	int64		seen;
+	TimestampTz newest;			/* created_at of the rows seen */
 	int			gathered;
 	int64		origin;
 	int			n_targets;
@@ -157,6 +158,12 @@ int64
 filing_seen(Filing *filing)
 {
 	return filing->seen;
+}
+
+TimestampTz
+filing_newest(Filing *filing)
+{
+	return filing->newest;
 }
 
 int64
@@ -251,6 +258,7 @@ gather(Filing *filing, TupleTableSlot *slot, int64 position)
 	char	   *name = TextDatumGetCString(slot_getattr(slot, LOG_NAME, &isnull));
 	char	   *kind = TextDatumGetCString(slot_getattr(slot, LOG_KIND, &isnull));
 
+	filing->newest = Max(filing->newest, log_created_at(slot));
 	for (int i = 0; i < filing->n_targets; i++)
 	{
 		Target	   *target = &filing->targets[i];

@@ -23,6 +23,8 @@ extern void filing_wanted(Filing *filing, int64 subscription_id, int64 wanted);
 extern int64 filing_range(Filing *filing, int64 lower, int64 upper, int64 origin, int64 bite);
 /* rows of the log that were gone over, whether or not anybody wants them */
 extern int64 filing_seen(Filing *filing);
+/* the greatest created_at among them */
+extern TimestampTz filing_newest(Filing *filing);
 /* messages filed for a subscription; 0: for all together */
 extern int64 filing_count(Filing *filing, int64 subscription_id);
 extern void filing_end(Filing *filing);

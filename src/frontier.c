@@ -34,12 +34,14 @@ enum
 	FRONTIER_SYSTEM_IDENTIFIER,
 	FRONTIER_DATABASE_OID,
 	FRONTIER_CREATED_AT,
+	FRONTIER_NEWEST,
 	FRONTIER_COLUMNS
 };
 
 /* Old rows are of no use but to people: so many are kept. */
 #define FRONTIERS_KEPT 256
 
+static void append_row(int64 id, int64 predecessor, const Frontier *frontier);
 static void delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to);
 
 /* The newest row; id 0 and everything else empty where there is none. */
@@ -63,6 +65,7 @@ frontier_read(Frontier *frontier, Snapshot snapshot)
 		frontier->system_identifier = DatumGetInt64(slot->tts_values[FRONTIER_SYSTEM_IDENTIFIER]);
 		frontier->database = DatumGetObjectId(slot->tts_values[FRONTIER_DATABASE_OID]);
 		frontier->created_at = DatumGetTimestampTz(slot->tts_values[FRONTIER_CREATED_AT]);
+		frontier->newest = DatumGetTimestampTz(slot->tts_values[FRONTIER_NEWEST]);
 
 		running = DatumGetArrayTypePCopy(slot->tts_values[FRONTIER_RUNNING]);
 		if (ARR_HASNULL(running) || ARR_NDIM(running) > 1 || ARR_ELEMTYPE(running) != INT8OID)
@@ -85,11 +88,32 @@ frontier_sign(Frontier *frontier)
 	frontier->database = MyDatabaseId;
 }
 
-void
+int64
 frontier_append(const Frontier *predecessor, const Frontier *frontier)
 {
+	int64		id = Max(predecessor->id, 0) + 1;
+
+	append_row(id, predecessor->id, frontier);
+	return id;
+}
+
+/*
+ * Nobody's frontier, with nothing behind it: it stops routing where nothing was routed.
+ * Data that is being restored may yet bring frontiers, which it must not collide with:
+ * their ids are positive.
+ */
+void
+frontier_append_stop(void)
+{
+	Frontier	nothing = {0};
+
+	append_row(-1, -2, &nothing);
+}
+
+static void
+append_row(int64 id, int64 predecessor, const Frontier *frontier)
+{
 	Rows	   *rows = rows_open(OB_FRONTIER, true);
-	int64		id = predecessor->id + 1;
 	Datum	   *running = palloc(Max(frontier->n_running, 1) * sizeof(Datum));
 	Datum		values[FRONTIER_COLUMNS];
 	bool		nulls[FRONTIER_COLUMNS] = {false};
@@ -99,7 +123,7 @@ frontier_append(const Frontier *predecessor, const Frontier *frontier)
 		running[i] = Int64GetDatum(frontier->running[i]);
 
 	values[FRONTIER_ID] = Int64GetDatum(id);
-	values[FRONTIER_PREDECESSOR] = Int64GetDatum(predecessor->id);
+	values[FRONTIER_PREDECESSOR] = Int64GetDatum(predecessor);
 	values[FRONTIER_HORIZON] = Int64GetDatum(frontier->horizon);
 	values[FRONTIER_RUNNING] =
 		PointerGetDatum(construct_array(running, frontier->n_running, INT8OID, sizeof(int64),
@@ -109,6 +133,7 @@ frontier_append(const Frontier *predecessor, const Frontier *frontier)
 	values[FRONTIER_SYSTEM_IDENTIFIER] = Int64GetDatum(frontier->system_identifier);
 	values[FRONTIER_DATABASE_OID] = ObjectIdGetDatum(frontier->database);
 	values[FRONTIER_CREATED_AT] = TimestampTzGetDatum(clock_unshifted());
+	values[FRONTIER_NEWEST] = TimestampTzGetDatum(frontier->newest);
 	rows_insert(rows, values, nulls, NULL);
 
 	/* a bite with a lower bound: each range of ids is deleted once, by the pass that made this row */

@@ -22,6 +22,7 @@
 #include "rows.h"
 #include "route.h"
 
+#include "access/htup_details.h"
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xlog.h"
@@ -52,10 +53,11 @@ static int64 cached_offset;
 
 static bool read_row(Rows *rows, Identity *identity, ItemPointer tid);
 static void write_row(Rows *rows, ItemPointer old, int64 offset, bool in_use);
-static int64 above_everything(Snapshot snapshot);
 static bool is_unsigned_copy(Snapshot snapshot);
+static bool first_and_last_have_one_writer(Snapshot snapshot);
 static void stop_routing_if_unrouted(Snapshot snapshot);
 static void start_clock(void);
+static bool merge_restored(HeapTuple restored, TupleDesc desc);
 
 void
 identity_forget(void)
@@ -133,8 +135,8 @@ write_row(Rows *rows, ItemPointer old, int64 offset, bool in_use)
 }
 
 /* The first transaction number that nothing stored has, and nothing that was routed. */
-static int64
-above_everything(Snapshot snapshot)
+int64
+identity_above_everything(Snapshot snapshot)
 {
 	Frontier	frontier;
 	LogReader  *reader = log_open(snapshot);
@@ -146,13 +148,42 @@ above_everything(Snapshot snapshot)
 }
 
 /*
- * Messages that have positions of transactions yet to come were not enqueued here: a copy
- * of an outbox that was never routed, and so has no identity.
+ * Messages that were not enqueued here, and no identity says so: a copy of an outbox that
+ * was never routed, or one that is being restored and whose identity is still to come.
+ * They have positions of transactions yet to come, or one transaction has written the
+ * messages of several.
  */
 static bool
 is_unsigned_copy(Snapshot snapshot)
 {
-	return above_everything(snapshot) > (int64) U64FromFullTransactionId(ReadNextFullTransactionId());
+	return identity_above_everything(snapshot) > (int64) U64FromFullTransactionId(ReadNextFullTransactionId()) ||
+		first_and_last_have_one_writer(snapshot);
+}
+
+static bool
+first_and_last_have_one_writer(Snapshot snapshot)
+{
+	LogReader  *reader = log_open(snapshot);
+	int64		last = log_last_position(reader);
+	TransactionId writer = InvalidTransactionId;
+	bool		one_writer = false;
+
+	if (last >= 0)
+	{
+		TupleTableSlot *slot;
+
+		log_range(reader, 0, position_of_transaction(position_transaction(last)));
+		slot = log_next(reader);	/* NULL: all are of one transaction */
+		if (slot != NULL)
+		{
+			writer = log_writer(slot);
+			log_range(reader, last, last + 1);
+			slot = log_next(reader);
+			one_writer = (slot != NULL && TransactionIdEquals(writer, log_writer(slot)));
+		}
+	}
+	log_close(reader);
+	return one_writer;
 }
 
 /*
@@ -162,12 +193,11 @@ is_unsigned_copy(Snapshot snapshot)
 static void
 stop_routing_if_unrouted(Snapshot snapshot)
 {
-	Frontier	nothing = {0};
 	Frontier	stored;
 
 	frontier_read(&stored, snapshot);
 	if (stored.id == 0 && log_has_messages())
-		frontier_append(&nothing, &nothing);
+		frontier_append_stop();
 }
 
 /*
@@ -193,7 +223,7 @@ identity_take_over(bool force)
 		stop_routing_if_unrouted(snapshot);
 	if (copied || force)
 		write_row(rows, identity.exists ? &tid : NULL,
-				  Max(0, above_everything(snapshot) - full_transaction(snapshot->xmin)),
+				  Max(0, identity_above_everything(snapshot) - full_transaction(snapshot->xmin)),
 				  identity.in_use);
 	else if (!identity.exists)
 		write_row(rows, NULL, 0, false);
@@ -281,16 +311,48 @@ identity_ensure(void)
 	return true;
 }
 
+/*
+ * An enqueue may meet restored messages before the identity that comes with them: then it
+ * makes one, with an offset above what is there, and the restored row has no place.  Only
+ * what it says about the first use is kept; adopt() decides about the rest.
+ */
+static bool
+merge_restored(HeapTuple restored, TupleDesc desc)
+{
+	Rows	   *rows;
+	Identity	identity;
+	ItemPointerData tid;
+	bool		isnull;
+	bool		in_use = DatumGetBool(heap_getattr(restored, IDENTITY_IN_USE + 1, desc, &isnull));
+	bool		merged = false;
+
+	rows = rows_open(OB_IDENTITY, true);
+	snapshot_push();
+	if (read_row(rows, &identity, &tid) && !identity.foreign && !identity.in_use)
+	{
+		write_row(rows, &tid, identity.offset, in_use && !isnull);
+		merged = true;
+	}
+	snapshot_pop();
+	rows_close(rows);
+	return merged;
+}
+
 /* Row trigger on outbox.identity, enabled always: whoever writes it, caches are dropped. */
 Datum
 outbox_identity_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = (TriggerData *) fcinfo->context;
 
-	if (!CALLED_AS_TRIGGER(fcinfo))
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(trigger->tg_event))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("this function is the trigger of the table outbox.identity")));
 	CacheInvalidateRelcache(trigger->tg_relation);
-	return PointerGetDatum(NULL);
+	if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
+		PG_RETURN_POINTER(trigger->tg_newtuple);
+	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event) &&
+		merge_restored(trigger->tg_trigtuple, RelationGetDescr(trigger->tg_relation)))
+		PG_RETURN_POINTER(NULL);
+	PG_RETURN_POINTER(trigger->tg_trigtuple);
 }

@@ -16,6 +16,7 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/sysattr.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "catalog/pg_am.h"
@@ -374,6 +375,14 @@ log_created_at(TupleTableSlot *slot)
 	bool		isnull;
 
 	return DatumGetTimestampTz(slot_getattr(slot, LOG_CREATED_AT, &isnull));
+}
+
+TransactionId
+log_writer(TupleTableSlot *slot)
+{
+	bool		isnull;
+
+	return DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &isnull));
 }
 
 /* Messages without headers are stored with NULL and delivered with an empty object. */

@@ -59,6 +59,8 @@ extern int64 log_last_position(LogReader *reader);
 extern int64 log_count(int number, Snapshot snapshot);
 extern int64 log_position(TupleTableSlot *slot);
 extern TimestampTz log_created_at(TupleTableSlot *slot);
+/* the (sub)transaction that wrote the row here */
+extern TransactionId log_writer(TupleTableSlot *slot);
 
 /*
  * Fill a row that begins with the id, has name, kind, version, payload and headers at

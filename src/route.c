@@ -223,12 +223,13 @@ pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64
 		next.horizon = cut;
 
 	*rows += filing_seen(filing);
+	next.newest = Max(s1->newest, filing_newest(filing));
 	if (filing_seen(filing) > 0)
 	{
 		keep_running(&next, s1, s2);
 		*wrote = true;
 		self_routed_forget(&next, s1, s2, snapshot);
-		frontier_append(s1, &next);
+		(void) frontier_append(s1, &next);
 	}
 	s2->horizon = next.horizon;
 	filed = filing_count(filing, subscription_id);
@@ -343,8 +344,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 			Frontier	ours = s1;
 
 			frontier_sign(&ours);
-			frontier_append(&s1, &ours);
-			ours.id = s1.id + 1;
+			ours.id = frontier_append(&s1, &ours);
 			s1 = ours;
 			*wrote = true;
 		}

@@ -43,21 +43,23 @@ extern void route_register_callbacks(void);
 /* how far routing has come, for status */
 typedef struct Frontier
 {
-	int64		id;				/* 0: nothing was ever routed */
+	int64		id;				/* 0: nothing was ever routed; negative: frontier_append_stop() */
 	int64		horizon;
 	int64		seen;
 	int64		offset;
 	int64		system_identifier;
 	Oid			database;
 	TimestampTz created_at;
+	TimestampTz newest;			/* greatest created_at of what was routed, ever */
 	int			n_running;
 	int64	   *running;
 } Frontier;
 
 extern void frontier_read(Frontier *frontier, Snapshot snapshot);
 extern void frontier_sign(Frontier *frontier);
-/* under the routing lock; the id is the predecessor's plus one */
-extern void frontier_append(const Frontier *predecessor, const Frontier *frontier);
+/* under the routing lock; returns the id, the predecessor's plus one */
+extern int64 frontier_append(const Frontier *predecessor, const Frontier *frontier);
+extern void frontier_append_stop(void);
 extern bool log_has_messages(void);
 extern bool frontier_is_copy(const Frontier *frontier);
 /* 55000 where the data is a copy that was not adopted */

@@ -117,6 +117,8 @@ CREATE TABLE outbox.identity (
 
 -- How far routing has come: a snapshot per pass, in transaction numbers as positions
 -- have them (transaction id + offset).  Each row names its predecessor, uniquely.
+--   newest  the greatest created_at of all messages routed so far: what a copy has below
+--           its horizon and is newer was not routed where the copy comes from.
 CREATE TABLE outbox.frontier (
     id                bigint      NOT NULL,
     predecessor       bigint      NOT NULL,
@@ -127,6 +129,7 @@ CREATE TABLE outbox.frontier (
     system_identifier bigint      NOT NULL,
     database_oid      oid         NOT NULL,
     created_at        timestamptz NOT NULL,
+    newest            timestamptz NOT NULL,
     CONSTRAINT frontier_pkey PRIMARY KEY (id),
     CONSTRAINT frontier_predecessor_key UNIQUE (predecessor)
 );

@@ -67,6 +67,6 @@ AS 'MODULE_PATHNAME', 'outbox_identity_changed'
 LANGUAGE C;
 COMMENT ON FUNCTION outbox.identity_changed() IS 'trigger of the table outbox.identity';
 
-CREATE TRIGGER identity_changed AFTER INSERT OR UPDATE OR DELETE ON outbox.identity
+CREATE TRIGGER identity_changed BEFORE INSERT OR UPDATE OR DELETE ON outbox.identity
     FOR EACH ROW EXECUTE FUNCTION outbox.identity_changed();
 ALTER TABLE outbox.identity ENABLE ALWAYS TRIGGER identity_changed;
