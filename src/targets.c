@@ -4,7 +4,9 @@
  *
  * A hook runs with the rights of whoever calls these functions, so they call only
  * handlers of that role: which must be the session's user too, or a hook could become
- * the session's user by RESET ROLE.  Other roles' subscriptions are counted as left.
+ * the session's user by RESET ROLE; and who has logged in, or a hook could become the
+ * superuser who has run SET SESSION AUTHORIZATION, by RESET SESSION AUTHORIZATION.  Other
+ * roles' subscriptions are counted as left.
  *
  * Locks: the routing lock, where others' subscriptions must be counted; the row of a
  * handler that is found mended, if it is free.
@@ -115,7 +117,7 @@ is_own(const Subscription *subscription)
 	{
 		Oid			role = ((Handler *) lfirst(cell))->role;
 
-		if (role != GetUserId() || role != GetSessionUserId())
+		if (role != GetUserId() || role != GetSessionUserId() || role != GetAuthenticatedUserId())
 			return false;
 	}
 	return subscription->handlers != NIL;

@@ -3,6 +3,7 @@ SET client_min_messages = warning;
 DROP EXTENSION outbox;
 CREATE EXTENSION outbox;
 CREATE SCHEMA shop;
+SELECT current_user AS superuser \gset
 \set VERBOSITY terse
 
 CREATE TABLE shop.seen (n serial, what text);
@@ -146,7 +147,8 @@ BEGIN
 END
 $$;
 CREATE ROLE regress_outbox_admin SUPERUSER LOGIN;
-SET SESSION AUTHORIZATION regress_outbox_admin;
+\c - regress_outbox_admin
+SET client_min_messages = warning;
 SELECT outbox.subscribe('surroundings', 'around.*');
 SET search_path = shop, public;
 SELECT outbox.register_hook('around.*', 'surroundings', 'surroundings');
@@ -184,16 +186,19 @@ SELECT * FROM outbox.deliver('chain');
 ROLLBACK;
 
 -- Each role's handlers are called in its own sessions only; others' messages are counted.
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 CREATE ROLE regress_outbox_app LOGIN;
 GRANT USAGE ON SCHEMA shop TO regress_outbox_app;
 GRANT ALL ON TABLE shop.seen TO regress_outbox_app;
 GRANT ALL ON SEQUENCE shop.seen_n_seq TO regress_outbox_app;
 SELECT outbox.grant_access('regress_outbox_app', 'consumer');
 SELECT outbox.subscribe('app', 'app.*');
-SET SESSION AUTHORIZATION regress_outbox_app;
+\c - regress_outbox_app
+SET client_min_messages = warning;
 SELECT outbox.register_hook('app.*', 'shop.hook', 'app');
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 CALL outbox.drain();
 SELECT shop.take_seen() IS NOT NULL;
 SELECT outbox.enqueue('app.x', '1') IS NOT NULL;
@@ -205,10 +210,11 @@ CALL outbox.drain('app');
 SET ROLE regress_outbox_app;
 SELECT left_over FROM outbox.deliver('app');
 RESET ROLE;
-SET SESSION AUTHORIZATION regress_outbox_app;
+\c - regress_outbox_app
+SET client_min_messages = warning;
 CALL outbox.drain();
 SET ROLE pg_monitor;
-RESET SESSION AUTHORIZATION;
+\c - :superuser
 SET client_min_messages = warning;
 SELECT shop.take_seen();
 -- who may no longer consume it is told so, if he names it
@@ -216,20 +222,24 @@ SELECT outbox.enqueue('app.y', '2') IS NOT NULL;
 SELECT outbox.subscribe('other', 'other.*');
 SELECT outbox.revoke_access('regress_outbox_app', 'consumer');
 SELECT outbox.grant_access('regress_outbox_app', 'consumer', 'other');
-SET SESSION AUTHORIZATION regress_outbox_app;
+\c - regress_outbox_app
+SET client_min_messages = warning;
 CALL outbox.drain();
 CALL outbox.drain('app');
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 SELECT shop.take_seen();
 
 -- A paused subscription is left alone.
 SELECT outbox.pause('chain');
 SELECT outbox.enqueue('chain', '0') IS NOT NULL;
-SET SESSION AUTHORIZATION regress_outbox_admin;
+\c - regress_outbox_admin
+SET client_min_messages = warning;
 SELECT claimed FROM outbox.deliver('chain');
 SELECT outbox.resume('chain');
 SELECT claimed, delivered FROM outbox.deliver('chain');
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 
 SELECT outbox.reset() > 0;
 DROP SCHEMA shop CASCADE;

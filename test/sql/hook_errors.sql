@@ -3,6 +3,7 @@ SET client_min_messages = warning;
 DROP EXTENSION outbox;
 CREATE EXTENSION outbox;
 CREATE SCHEMA shop;
+SELECT current_user AS superuser \gset
 \set VERBOSITY terse
 
 CREATE TABLE shop.parent (id int PRIMARY KEY);
@@ -307,18 +308,24 @@ GRANT ALL ON ALL TABLES IN SCHEMA shop TO regress_outbox_app;
 GRANT ALL ON ALL SEQUENCES IN SCHEMA shop TO regress_outbox_app;
 SELECT outbox.unregister('#');
 SELECT outbox.grant_access('regress_outbox_app', 'consumer');
-SET SESSION AUTHORIZATION regress_outbox_app;
+\c - regress_outbox_app
+SET client_min_messages = warning;
 SELECT outbox.register_hook('#', 'shop.hook', max_attempts => 1);
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 SELECT shop.send('fine');
 REVOKE EXECUTE ON FUNCTION shop.hook FROM PUBLIC;
-SET SESSION AUTHORIZATION regress_outbox_app;
+\c - regress_outbox_app
+SET client_min_messages = warning;
 CALL outbox.drain(max_messages => 2);
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 GRANT EXECUTE ON FUNCTION shop.hook TO regress_outbox_app;
-SET SESSION AUTHORIZATION regress_outbox_app;
+\c - regress_outbox_app
+SET client_min_messages = warning;
 CALL outbox.drain();
-RESET SESSION AUTHORIZATION;
+\c - :superuser
+SET client_min_messages = warning;
 SELECT * FROM shop.fate();
 
 SELECT outbox.reset();

@@ -1,0 +1,47 @@
+-- rights: what roles try who want more than they were given; each of these must stay in vain.
+SET client_min_messages = warning;
+DROP EXTENSION outbox;
+CREATE EXTENSION outbox;
+SELECT current_user AS superuser \gset
+CREATE ROLE regress_mallory LOGIN;
+CREATE SCHEMA mallory AUTHORIZATION regress_mallory;
+CREATE TABLE mallory.loot (what text);
+ALTER TABLE mallory.loot OWNER TO regress_mallory;
+CREATE FUNCTION mallory.take_loot() RETURNS text LANGUAGE sql AS $$
+    WITH gone AS (DELETE FROM mallory.loot RETURNING what) SELECT string_agg(what, ', ' ORDER BY what) FROM gone
+$$;
+SELECT outbox.grant_access('regress_mallory', 'consumer');
+
+-- A hook that becomes who the session has logged in as: nobody else's session calls it.
+\c - regress_mallory
+SET client_min_messages = warning;
+CREATE FUNCTION mallory.climb(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    BEGIN
+        EXECUTE m.payload #>> '{}';
+        INSERT INTO mallory.loot SELECT r.rolname FROM pg_roles r WHERE r.rolname = current_user AND r.rolsuper;
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    RESET ROLE;
+END
+$$;
+SELECT outbox.register_hook('climb', 'mallory.climb');
+\c - :superuser
+SET client_min_messages = warning;
+SELECT count(outbox.enqueue('climb', to_jsonb(way)))
+  FROM unnest(ARRAY['RESET SESSION AUTHORIZATION', 'SET SESSION AUTHORIZATION DEFAULT', 'RESET ROLE',
+                    format('SET LOCAL SESSION AUTHORIZATION %I', current_user), format('SET LOCAL ROLE %I', current_user)]) way;
+SET SESSION AUTHORIZATION regress_mallory;
+SELECT claimed, left_over FROM outbox.deliver();
+CALL outbox.drain();
+RESET SESSION AUTHORIZATION;
+SET ROLE regress_mallory;
+SELECT claimed, left_over FROM outbox.deliver();
+RESET ROLE;
+\c - regress_mallory
+SET client_min_messages = warning;
+SELECT claimed, delivered, left_over FROM outbox.deliver();
+\c - :superuser
+SET client_min_messages = warning;
+SELECT mallory.take_loot();
