@@ -44,6 +44,7 @@ OBJS = \
 	src/pushers.o \
 	src/register.o \
 	src/retry.o \
+	src/rights.o \
 	src/rotate.o \
 	src/route.o \
 	src/rows.o \

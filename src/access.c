@@ -1,35 +1,28 @@
 /*
  * access.c
- *		Who may do what: grant_access(), revoke_access(), and which subscriptions a consumer
- *		may use.
+ *		Who may do what: grant_access(), revoke_access().
  *
  * Rights are PostgreSQL's own: EXECUTE on functions and SELECT on views, which a kind of
  * access names in the table below.  They are granted as the owner of the extension, to the
  * role itself, and nothing else remembers them: what a role has is read from the ACLs.
  *
- * Only the limit to a subscription is ours: rows of outbox.access.  A role without a row,
- * its own or one of a role whose privileges it has, may consume all of them.  A row without
- * a subscription says so of a role that has got other rows by membership.
+ * Only the limit to a subscription is ours: rows of outbox.access, which rights.c reads.
  *
- * Locks: ShareRowExclusiveLock on outbox.access for granting and revoking, since two of
- * them at once would fail on the same catalog row; none for the check.
+ * Locks: ShareRowExclusiveLock on outbox.access, since two grants at once would fail on
+ * the same catalog row.
  */
 #include "subscription.h"
 
 #include "catalog.h"
 #include "statement.h"
+#include "worker.h"
 
-#include "access/table.h"
-#include "access/tableam.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
-#include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/rel.h"
-#include "utils/snapmgr.h"
 
 enum
 {
@@ -123,16 +116,6 @@ typedef struct AccessObject
 	bool		granted;		/* to the role itself */
 } AccessObject;
 
-/* columns of outbox.access, in order */
-enum
-{
-	ACCESS_ID = 1,
-	ACCESS_ROLE_NAME,
-	ACCESS_ROLE_OID,
-	ACCESS_SUBSCRIPTION
-};
-
-static void refuse_consumer(const char *subscription);
 static void read_arguments(FunctionCallInfo fcinfo, Oid *role, int *kind, char **subscription);
 static int	kind_from_name(const char *name);
 static int	kinds_of(const char *name);
@@ -146,69 +129,10 @@ static int	other_kinds_held(List *objects, int kind);
 static uint64 run_with_role(const char *text, Oid role, const char *subscription);
 static bool allow_subscription(Oid role, const char *subscription);
 static bool forbid_subscription(Oid role, const char *subscription, bool *any_left);
-
 static void check_owner(void);
 
 PG_FUNCTION_INFO_V1(outbox_grant_access);
 PG_FUNCTION_INFO_V1(outbox_revoke_access);
-
-/* ---- the check ---- */
-
-void
-access_check_consumer(const char *subscription)
-{
-	if (!access_may_consume(subscription))
-		refuse_consumer(subscription);
-}
-
-/* NULL: whatever the subscription */
-bool
-access_may_consume(const char *subscription)
-{
-	Relation	rel;
-	TupleTableSlot *slot;
-	TableScanDesc scan;
-	bool		limited = false;
-	bool		allowed = false;
-
-	if (superuser() || GetUserId() == outbox_owner())
-		return true;
-
-	rel = table_open(outbox_oid(OB_ACCESS), AccessShareLock);
-	slot = table_slot_create(rel, NULL);
-	scan = table_beginscan(rel, snapshot_push(), 0, NULL);
-	while (!allowed && table_scan_getnextslot(scan, ForwardScanDirection, slot))
-	{
-		bool		isnull;
-		Oid			role = DatumGetObjectId(slot_getattr(slot, ACCESS_ROLE_OID, &isnull));
-		Datum		name = slot_getattr(slot, ACCESS_SUBSCRIPTION, &isnull);
-
-		if (!has_privs_of_role(GetUserId(), role))
-			continue;
-		limited = true;
-		allowed = isnull ||
-			(subscription != NULL && strcmp(TextDatumGetCString(name), subscription) == 0);
-	}
-	table_endscan(scan);
-	snapshot_pop();
-	ExecDropSingleTupleTableSlot(slot);
-	table_close(rel, AccessShareLock);
-
-	return !limited || allowed;
-}
-
-static void
-refuse_consumer(const char *subscription)
-{
-	char	   *user = GetUserNameFromId(GetUserId(), false);
-
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for subscription \"%s\"", subscription),
-			 errdetail("Role \"%s\" may use other subscriptions only.", user),
-			 errhint("An administrator can run SELECT outbox.grant_access(%s, 'consumer', %s).",
-					 quote_literal_cstr(user), quote_literal_cstr(subscription))));
-}
 
 /*
  * Not EXECUTE alone: a grant on all functions of the schema must not let a role lift its
@@ -245,6 +169,8 @@ outbox_grant_access(PG_FUNCTION_ARGS)
 	LockRelationOid(outbox_oid(OB_ACCESS), ShareRowExclusiveLock);
 	changed = kind == CONSUMER && allow_subscription(role, subscription);
 	changed |= change_grants("GRANT", "TO", role, objects_to_grant(list_objects(role), kind));
+	/* a role that has handlers may have waited for it */
+	wake_at_commit(WORK_LOOK);
 	PG_RETURN_BOOL(changed);
 }
 

@@ -119,14 +119,14 @@ check_may_get(TupleTableSlot *message)
 	char	   *kind = TextDatumGetCString(slot_getattr(message, LOG_KIND, &isnull));
 	ListCell   *cell;
 
-	if (access_may_consume(NULL))
+	if (role_may_consume(GetUserId(), NULL))
 		return;
 	foreach(cell, subscriptions_meant(NULL))
 	{
 		Subscription *subscription = lfirst(cell);
 
 		if (subscription_matches(subscription, name, kind) &&
-			access_may_consume(subscription->name))
+			role_may_consume(GetUserId(), subscription->name))
 			return;
 	}
 	ereport(ERROR,

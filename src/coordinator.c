@@ -406,7 +406,7 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 	{
 		Oid			role = ((Handler *) linitial(subscription->handlers))->role;
 
-		if (role_may_push(role))
+		if (role_may_push(role) && role_may_consume(role, subscription->name))
 			*ready_roles = list_append_unique_oid(*ready_roles, role);
 	}
 }

@@ -130,12 +130,16 @@ outbox_deliver(PG_FUNCTION_ARGS)
 
 /* ---- for delivery workers ---- */
 
+/* Nobody has asked yet whether the role may call drain(). */
 int64
 drain_for_worker(bool (*stop) (bool in_batch))
 {
-	MemoryContext caller = MemoryContextSwitchTo(PortalContext);
+	MemoryContext caller;
 	Drain		drain;
 
+	if (!role_may_drain(GetUserId()))
+		return 0;
+	caller = MemoryContextSwitchTo(PortalContext);
 	drain_init(&drain, NULL, "worker");
 	drain.own_commit = true;
 	drain.stop = stop;

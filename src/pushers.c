@@ -12,6 +12,8 @@
  */
 #include "worker.h"
 
+#include "subscription.h"
+
 #include <signal.h>
 
 #include "access/htup_details.h"
@@ -29,7 +31,7 @@
 static bool may_start(Oid database, Oid role, TimestampTz now, TimestampTz *not_before);
 static void start(Oid database, Oid role, int n, TimestampTz now);
 static int	wake_or_end(Oid database, Oid role);
-static bool may_connect(Oid role, const char **why);
+static bool may_be_served(Oid role, const char **why);
 
 /*
  * For each of these roles as many as the setting says.  Returns when to look again, at
@@ -166,7 +168,7 @@ bool
 role_may_push(Oid role)
 {
 	const char *why;
-	bool		may = may_connect(role, &why);
+	bool		may = may_be_served(role, &why);
 	bool		told;
 	Pusher	   *pusher;
 
@@ -187,13 +189,13 @@ role_may_push(Oid role)
 				 errmsg("hooks of a role that does not exist any more in database \"%s\" are not called",
 						get_database_name(MyDatabaseId)),
 				 errdetail("%s", why),
-				 errhint("Their messages wait. Let the role connect, or unregister the hooks and register them as another role.")));
+				 errhint("Their messages wait. Give the role what it needs, or unregister the hooks and register them as another role.")));
 	}
 	return may;
 }
 
 static bool
-may_connect(Oid role, const char **why)
+may_be_served(Oid role, const char **why)
 {
 	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
 	bool		can_login;
@@ -210,6 +212,8 @@ may_connect(Oid role, const char **why)
 	else if (!DatumGetBool(OidFunctionCall3(F_HAS_DATABASE_PRIVILEGE_OID_OID_TEXT, ObjectIdGetDatum(role),
 											ObjectIdGetDatum(MyDatabaseId), CStringGetTextDatum("CONNECT"))))
 		*why = "The role has no privilege to connect to the database.";
+	else if (!role_may_drain(role))
+		*why = "The role has no privilege to call outbox.drain().";
 	else
 		return true;
 	return false;

@@ -395,6 +395,13 @@ check_login(Oid role)
 				 errdetail("Handlers run in a session of the role that registers them."),
 				 errhint("Run GRANT CONNECT ON DATABASE %s TO %s.",
 						 quote_identifier(database), quote_identifier(name))));
+	if (!role_may_drain(role))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("role \"%s\" cannot deliver, so it cannot have handlers", name),
+				 errdetail("It has no privilege to call outbox.drain()."),
+				 errhint("Run SELECT outbox.grant_access(%s, 'consumer').",
+						 quote_literal_cstr(name))));
 }
 
 static Handler *

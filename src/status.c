@@ -77,7 +77,7 @@ static void put_run(ReturnSetInfo *result, const Subscription *subscription, con
 static void put_pending(ReturnSetInfo *result, const Subscription *subscription);
 static bool may_read_log(void);
 static void put_message(ReturnSetInfo *result, TupleTableSlot *slot, bool all);
-static const char *handler_state(const Handler *handler);
+static const char *handler_state(const Subscription *subscription, const Handler *handler);
 
 /* The time that outbox goes by, for ages. */
 PG_FUNCTION_INFO_V1(outbox_clock);
@@ -504,7 +504,7 @@ outbox_handler_states(PG_FUNCTION_ARGS)
 			bool		nulls[2] = {false};
 
 			values[0] = Int64GetDatum(handler->id);
-			values[1] = CStringGetTextDatum(handler_state(handler));
+			values[1] = CStringGetTextDatum(handler_state(subscription, handler));
 			tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 		}
 	}
@@ -512,11 +512,13 @@ outbox_handler_states(PG_FUNCTION_ARGS)
 }
 
 static const char *
-handler_state(const Handler *handler)
+handler_state(const Subscription *subscription, const Handler *handler)
 {
 	Oid			function;
 
-	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(handler->role)))
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(handler->role)) ||
+		!role_may_drain(handler->role) ||
+		!role_may_consume(handler->role, subscription->name))
 		return "forbidden";
 	if (handler->function == NULL)
 		return "ok";

@@ -110,9 +110,11 @@ extern bool hook_is_fit(Oid function, const char **why);
 /* remember that its function was missing, or is there again; never waits */
 extern void handler_mark(const Handler *handler, bool broken);
 
-/* access.c: 42501 where the caller may not consume this subscription */
+/* rights.c: 42501 where the caller may not consume this subscription */
 extern void access_check_consumer(const char *subscription);
-/* the same as an answer; NULL: any subscription */
-extern bool access_may_consume(const char *subscription);
+/* the same as an answer, of any role; NULL: whatever the subscription */
+extern bool role_may_consume(Oid user, const char *subscription);
+/* whether workers deliver to the role's handlers */
+extern bool role_may_drain(Oid role);
 
 #endif							/* OUTBOX_SUBSCRIPTION_H */

@@ -26,8 +26,6 @@
 static List *subscriptions_asked_for(const char *name);
 static void refuse_without_handler(const char *name);
 static bool is_own(const Subscription *subscription);
-static bool may_consume(const Subscription *subscription);
-static void check_consumer_work(void *arg);
 static void mend_handlers(const Subscription *subscription);
 static int64 count_runs(RunScan *scan);
 static void tell_left(const Subscription *subscription, int64 left);
@@ -56,7 +54,7 @@ targets_choose(const char *name, bool may_route)
 		subscription_handlers(target->subscription, snapshot_push());
 		snapshot_pop();
 		own = is_own(target->subscription);
-		allowed = (name != NULL || may_consume(target->subscription));
+		allowed = (name != NULL || role_may_consume(GetUserId(), target->subscription->name));
 		target->deliverable = (own && allowed);
 		if (target->deliverable)
 			mend_handlers(target->subscription);
@@ -123,18 +121,6 @@ is_own(const Subscription *subscription)
 	return subscription->handlers != NIL;
 }
 
-static bool
-may_consume(const Subscription *subscription)
-{
-	return subtransaction_try(check_consumer_work, subscription->name) == NULL;
-}
-
-static void
-check_consumer_work(void *arg)
-{
-	access_check_consumer(arg);
-}
-
 /* A function that was missing is there again: what was parked for it is ready again. */
 static void
 mend_handlers(const Subscription *subscription)
@@ -170,7 +156,7 @@ target_open(const Target *target)
 		subscription_handlers(subscription, snapshot);
 	snapshot_pop();
 	if (subscription == NULL || subscription->mode != MODE_PUSHED || subscription->paused ||
-		!is_own(subscription) || !may_consume(subscription))
+		!is_own(subscription) || !role_may_consume(GetUserId(), subscription->name))
 		return NULL;
 	return subscription;
 }

@@ -45,3 +45,27 @@ SELECT claimed, delivered, left_over FROM outbox.deliver();
 \c - :superuser
 SET client_min_messages = warning;
 SELECT mallory.take_loot();
+
+-- What is taken away is taken from handlers too.
+SELECT outbox.revoke_access('regress_mallory', 'consumer');
+SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
+GRANT USAGE ON SCHEMA outbox TO regress_mallory;
+GRANT EXECUTE ON FUNCTION outbox.register_hook TO regress_mallory;
+\c - regress_mallory
+SET client_min_messages = warning;
+CALL outbox.drain();
+SELECT outbox.register_hook('other', 'mallory.climb');
+\c - :superuser
+SET client_min_messages = warning;
+SELECT outbox.subscribe('theirs', 'their.*', from_earliest => false);
+SELECT outbox.grant_access('regress_mallory', 'consumer', 'theirs');
+SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
+SELECT outbox.grant_access('regress_mallory', 'consumer', 'default');
+SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
+
+-- The end.
+SET client_min_messages = warning;
+DROP EXTENSION outbox CASCADE;
+DROP OWNED BY regress_mallory CASCADE;
+DROP ROLE regress_mallory;
+CREATE EXTENSION outbox;
