@@ -3,7 +3,8 @@
  *		The coordinator of a database: routes, takes back what has expired, tells pulling
  *		consumers and delivery workers that there is something for them.
  *
- * It never runs user code.  All it does can be done again, so its commits wait for no
+ * It never runs user code, but for what the owner of our tables has put on them, and
+ * that with his rights.  All it does can be done again, so its commits wait for no
  * disk.  A turn is one transaction (a few, behind a big backlog), and none is open while
  * it waits: for its latch, which a commit sets, or for the next deadline: a message that
  * becomes due, a lease that ends, a notification that was held back, a hook that does not
@@ -264,6 +265,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		forget_database(coordinator);
 		return false;
 	}
+	session_become_owner();
 	if (!own_database_is_served())
 	{
 		(void) workers_ask_to_leave(MyDatabaseId, InvalidOid);

@@ -214,6 +214,8 @@ may_be_served(Oid role, const char **why)
 		*why = "The role has no privilege to connect to the database.";
 	else if (!role_may_drain(role))
 		*why = "The role has no privilege to call outbox.drain().";
+	else if (!role_trusts_owner(role))
+		*why = "The owner of the extension's tables has not the privileges of the role, and is no superuser.";
 	else
 		return true;
 	return false;

@@ -113,3 +113,14 @@ role_may_drain(Oid role)
 	ReleaseSysCacheList(list);
 	return may;
 }
+
+/*
+ * Who owns the tables can write rows for any role, whatever the trigger says, and gets
+ * code of his own run by who writes them.  A worker lends a role only to who has its
+ * privileges already.
+ */
+bool
+role_trusts_owner(Oid role)
+{
+	return superuser_arg(outbox_owner()) || has_privs_of_role(outbox_owner(), role);
+}

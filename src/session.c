@@ -35,6 +35,9 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+/* session_become_owner() was called in this transaction */
+static bool is_owner = false;
+
 static void force_settings(bool user_code);
 static bool lock_extension(Oid extension, bool wait);
 
@@ -92,10 +95,28 @@ session_transaction_begin(const char *activity)
 	pgstat_report_activity(STATE_RUNNING, activity);
 }
 
+/*
+ * Until the transaction ends.  Triggers, checks and index expressions on our tables are
+ * code of their owner.  Where that is no superuser, a process that is connected as one
+ * leaves these rights behind before it writes, and cannot take them again: as VACUUM does.
+ * Aborts put the user back by themselves.
+ */
+void
+session_become_owner(void)
+{
+	if (superuser_arg(outbox_owner()))
+		return;
+	SetUserIdAndSecContext(outbox_owner(), SECURITY_RESTRICTED_OPERATION);
+	is_owner = true;
+}
+
 void
 session_transaction_commit(void)
 {
 	CommitTransactionCommand();
+	if (is_owner)
+		SetUserIdAndSecContext(GetSessionUserId(), 0);
+	is_owner = false;
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
@@ -113,6 +134,7 @@ session_recover(void)
 	QueryCancelPending = false;
 	EmitErrorReport();
 	AbortOutOfAnyTransaction();
+	is_owner = false;
 	LWLockReleaseAll();
 	FlushErrorState();
 	pgstat_report_activity(STATE_IDLE, NULL);

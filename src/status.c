@@ -518,6 +518,7 @@ handler_state(const Subscription *subscription, const Handler *handler)
 
 	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(handler->role)) ||
 		!role_may_drain(handler->role) ||
+		!role_trusts_owner(handler->role) ||
 		!role_may_consume(handler->role, subscription->name))
 		return "forbidden";
 	if (handler->function == NULL)

@@ -116,5 +116,6 @@ extern void access_check_consumer(const char *subscription);
 extern bool role_may_consume(Oid user, const char *subscription);
 /* whether workers deliver to the role's handlers */
 extern bool role_may_drain(Oid role);
+extern bool role_trusts_owner(Oid role);
 
 #endif							/* OUTBOX_SUBSCRIPTION_H */

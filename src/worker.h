@@ -158,6 +158,8 @@ extern const char *worker_kind_name(WorkerKind kind);
 extern void session_process_start(const char *what, Oid database, Oid role);
 extern void session_transaction_begin(const char *activity);
 extern void session_transaction_commit(void);
+/* the rights of a superuser are left behind for the transaction */
+extern void session_become_owner(void);
 /* after an error was caught: reports it and cleans up; the caller waits before it goes on */
 extern void session_recover(void);
 extern bool session_extension_lock(void);

@@ -57,5 +57,49 @@ kept('nor with the right to another subscription');
 sql($node, "SELECT outbox.grant_access('app', 'consumer', 'theirs')");
 eventually($node, "SELECT count(*) FROM got WHERE name = 'their' AND payload IN ('2', '3')", '2', 'granted again: delivered by itself');
 
+# Who owns the tables and is no superuser (any more): what he puts on them is done as himself, and workers lend him no role.
+database($node, 'demoted');
+sql($node, <<~'SQL', 'demoted');
+	CREATE ROLE boss SUPERUSER LOGIN;
+	CREATE ROLE owner SUPERUSER LOGIN;
+	CREATE TABLE loot (what text);
+	GRANT ALL ON loot TO public;
+	DROP EXTENSION outbox CASCADE;
+	SET ROLE owner;
+	CREATE EXTENSION outbox;
+	RESET ROLE;
+	ALTER ROLE owner NOSUPERUSER;
+	SQL
+($status, $out, $err) = as_role($node, 'owner', <<~'SQL', 'demoted');
+	CREATE FUNCTION trap() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		INSERT INTO public.loot SELECT current_user WHERE current_user <> 'owner';
+		BEGIN
+			PERFORM set_config('role', 'boss', false);
+			INSERT INTO public.loot SELECT 'became ' || current_user;
+		EXCEPTION WHEN OTHERS THEN NULL;
+		END;
+		RETURN coalesce(new, old);
+	END $$;
+	CREATE TRIGGER trap BEFORE INSERT OR UPDATE ON outbox.delivery FOR EACH ROW EXECUTE FUNCTION trap();
+	CREATE FUNCTION hook(m outbox.message) RETURNS void LANGUAGE sql AS $$ INSERT INTO public.loot SELECT 'hook as ' || current_user $$;
+	SELECT outbox.register_hook('mine', 'public.hook');
+	SELECT outbox.subscribe('forged');
+	ALTER TABLE outbox.handler DISABLE TRIGGER guard_role;
+	INSERT INTO outbox.handler (subscription_id, name_pattern, function, role_name, role_oid, search_path, created_at)
+	SELECT id, '#', 'public.hook', 'boss', CAST('boss' AS regrole), 'public', now() FROM outbox.subscription WHERE name = 'forged';
+	UPDATE outbox.subscription SET mode = 'pushed' WHERE name = 'forged';
+	SQL
+is($status, 0, 'an owner sets his traps') or diag($err);
+$offset = log_end($node);
+enqueue($node, 'mine', 1, 1, 'demoted');
+eventually($node, "SELECT delivered FROM outbox.status WHERE subscription = 'default'", '1', 'his own hooks are called', 'demoted');
+eventually_log($node, qr/WARNING:  hooks of role "boss" in .* are not called\n.*DETAIL:  The owner of the extension's tables has not/, $offset,
+	'nobody else\'s');
+is_sql($node, "SELECT state FROM outbox.handlers WHERE role = 'boss'", 'forbidden', 'as the view says', 'demoted');
+is_sql($node, "SELECT string_agg(DISTINCT what, ', ') FROM loot", 'hook as owner', 'and nothing runs with other rights than his', 'demoted');
+sql($node, 'GRANT boss TO owner', 'demoted');
+eventually($node, "SELECT count(*) > 0 FROM loot WHERE what = 'hook as boss'", 't', 'but for roles that are his', 'demoted');
+
 $node->stop;
 done_testing();
