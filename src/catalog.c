@@ -30,8 +30,9 @@
 
 #define OUTBOX_SCHEMA "outbox"
 
-/* Sub-object number of the routing lock: no column, no other object has it. */
-#define ROUTING_LOCK_SUBID 0x4F42
+/* Sub-object numbers of our locks on the extension: no column, no other object has them. */
+#define ROUTING_LOCK_SUBID	0x4F42
+#define PRESENCE_LOCK_SUBID	0x4F43
 
 static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_LOG_0] = "log_0",
@@ -190,6 +191,12 @@ routing_locktag(LOCKTAG *tag)
 {
 	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, ExtensionRelationId, outbox_extension(),
 					   ROUTING_LOCK_SUBID);
+}
+
+void
+presence_locktag(LOCKTAG *tag, Oid extension)
+{
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, ExtensionRelationId, extension, PRESENCE_LOCK_SUBID);
 }
 
 void

@@ -9,6 +9,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
 #include "catalog/pg_proc.h"
 #include "utils/acl.h"
 #include "utils/rangetypes.h"
@@ -40,6 +41,12 @@ outbox_database_ownercheck(Oid database, Oid role)
 	return pg_database_ownercheck(database, role);
 }
 
+static inline bool
+outbox_extension_ownercheck(Oid extension, Oid role)
+{
+	return pg_extension_ownercheck(extension, role);
+}
+
 static inline AclResult
 outbox_function_aclcheck(Oid function, Oid role)
 {
@@ -68,6 +75,12 @@ static inline bool
 outbox_database_ownercheck(Oid database, Oid role)
 {
 	return object_ownercheck(DatabaseRelationId, database, role);
+}
+
+static inline bool
+outbox_extension_ownercheck(Oid extension, Oid role)
+{
+	return object_ownercheck(ExtensionRelationId, extension, role);
 }
 
 static inline AclResult

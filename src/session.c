@@ -141,12 +141,20 @@ session_recover(void)
 	RESUME_INTERRUPTS();
 }
 
+/*
+ * Not core's lock on the extension, where it can be helped: anybody who owns a function can
+ * have that to the end of his transaction, by ALTER FUNCTION … DEPENDS ON EXTENSION, and
+ * stop us.  Without preloading there is no hook that takes ours for DROP EXTENSION.
+ */
 static bool
 lock_extension(Oid extension, bool wait)
 {
 	LOCKTAG		tag;
 
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
+	if (worker_state != NULL)
+		presence_locktag(&tag, extension);
+	else
+		SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
 	return LockAcquire(&tag, AccessShareLock, false, !wait) != LOCKACQUIRE_NOT_AVAIL;
 }
 

@@ -8,7 +8,7 @@
  * terminated, and none is started until the command has ended.  Only for those who could
  * run the command: others shall not stop a worker by trying.
  *
- * Also: COMMIT PREPARED wakes the coordinator, since no commit callback of the
+ * Also: DROP EXTENSION waits for our processes; COMMIT PREPARED wakes the coordinator, since no commit callback of the
  * transaction's own runs then; a new database is looked at when its making has been
  * committed; when ALTER DATABASE or ROLE … SET has been committed our processes there are
  * asked to leave, so that others connect with the new settings, or do not, where that is
@@ -16,6 +16,7 @@
  */
 #include "worker.h"
 
+#include "catalog.h"
 #include "floor.h"
 
 #include <signal.h>
@@ -24,6 +25,7 @@
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "commands/defrem.h"
+#include "commands/extension.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "storage/latch.h"
@@ -61,6 +63,7 @@ static ProcessUtility_hook_type previous_utility = NULL;
 static void outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 						   ProcessUtilityContext context, ParamListInfo params,
 						   QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion);
+static void wait_for_workers(DropStmt *statement);
 static Oid database_wanted_alone(Node *statement);
 static Oid others_database(Oid database);
 static Oid template_of(CreatedbStmt *statement);
@@ -91,6 +94,8 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 	ProcessUtility_hook_type next = previous_utility ? previous_utility : standard_ProcessUtility;
 	Oid			alone = database_wanted_alone(statement);
 
+	if (IsA(statement, DropStmt))
+		wait_for_workers(castNode(DropStmt, statement));
 	if (OidIsValid(alone) && !suspend(alone))
 		alone = InvalidOid;
 	PG_TRY();
@@ -105,6 +110,31 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 	}
 	PG_END_TRY();
 	after_success(statement, alone);
+}
+
+/*
+ * DROP EXTENSION: our processes lock the extension, then its tables, and so has it to.
+ * Only for those who can drop it: others shall stop nobody while they wait.
+ */
+static void
+wait_for_workers(DropStmt *statement)
+{
+	Oid			extension;
+	LOCKTAG		tag;
+	ListCell   *cell;
+
+	if (statement->removeType != OBJECT_EXTENSION)
+		return;
+	foreach(cell, statement->objects)
+	{
+		if (strcmp(strVal(lfirst(cell)), "outbox") != 0)
+			continue;
+		extension = get_extension_oid("outbox", true);
+		if (!OidIsValid(extension) || !outbox_extension_ownercheck(extension, GetUserId()))
+			continue;
+		presence_locktag(&tag, extension);
+		(void) LockAcquire(&tag, AccessExclusiveLock, false, false);
+	}
 }
 
 /* The database that the command wants to itself and the caller may have; or InvalidOid. */

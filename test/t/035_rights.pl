@@ -57,6 +57,36 @@ kept('nor with the right to another subscription');
 sql($node, "SELECT outbox.grant_access('app', 'consumer', 'theirs')");
 eventually($node, "SELECT count(*) FROM got WHERE name = 'their' AND payload IN ('2', '3')", '2', 'granted again: delivered by itself');
 
+# Locks that anybody can take: core's own on the extension, held or waited for.
+sql($node, 'CREATE ROLE nobody LOGIN');
+my $nobody = $node->background_psql('postgres', on_error_stop => 0, extra_params => [ '-U', 'nobody' ]);
+$nobody->query_safe(<<~'SQL');
+	BEGIN;
+	CREATE FUNCTION pg_temp.f() RETURNS integer LANGUAGE sql AS 'SELECT 1';
+	ALTER FUNCTION pg_temp.f() DEPENDS ON EXTENSION outbox;
+	SQL
+is_sql($node, "SELECT count(*) FROM pg_locks WHERE classid = CAST('pg_extension' AS regclass) AND mode = 'AccessExclusiveLock' AND objsubid = 0", '1',
+	'the extension is locked by somebody without any right');
+delivered('workers do not care');
+$nobody->query_safe('ROLLBACK');
+sql($node, <<~'SQL');
+	CREATE FUNCTION waits(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_lock(17);
+		PERFORM pg_advisory_unlock(17);
+	END $$;
+	SQL
+sql($node, "SELECT outbox.subscribe('slow', 'slow'); SELECT outbox.register_hook('#', 'public.waits', subscription => 'slow')");
+my $gate = session($node);
+$gate->query_safe('SELECT pg_advisory_lock(17)');
+enqueue($node, 'slow', 0);
+eventually($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", '1', 'a hook runs');
+$nobody->query_until(qr/begun/, "\\echo begun\nDROP EXTENSION outbox;\n");
+delivered('while a hook runs and somebody without any right tries to drop the extension');
+$gate->query_safe('SELECT pg_advisory_unlock(17)');
+$nobody->quit;
+$gate->quit;
+
 # Who owns the tables and is no superuser (any more): what he puts on them is done as himself, and workers lend him no role.
 database($node, 'demoted');
 sql($node, <<~'SQL', 'demoted');
