@@ -1,5 +1,6 @@
--- 90_privileges: nothing for PUBLIC, nor for whom default privileges would give something.
--- outbox.grant_access() gives what a role needs.
+-- 90_privileges: nothing for PUBLIC, nor for whom default privileges give something, or who
+-- had been granted something on the schema before: who can create in it could put functions
+-- beside ours.  outbox.grant_access() gives what a role needs.
 
 REVOKE ALL ON ALL ROUTINES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
@@ -21,8 +22,13 @@ BEGIN
           FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a
          WHERE p.pronamespace OPERATOR(pg_catalog.=) 'outbox'::pg_catalog.regnamespace
            AND a.grantee OPERATOR(pg_catalog.<>) p.proowner
+        UNION
+        SELECT 'SCHEMA outbox', a.grantee
+          FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+         WHERE n.nspname OPERATOR(pg_catalog.=) 'outbox'
+           AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
     LOOP
-        EXECUTE pg_catalog.format('REVOKE ALL ON %s FROM %s', object.name,
+        EXECUTE pg_catalog.format('REVOKE ALL ON %s FROM %s CASCADE', object.name,
             CASE object.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(object.grantee)) END);
     END LOOP;
 END

@@ -63,6 +63,44 @@ SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
 SELECT outbox.grant_access('regress_mallory', 'consumer', 'default');
 SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
 
+-- What was granted before the extension was there, or is granted by default, is gone with its creation.
+DROP EXTENSION outbox CASCADE;
+CREATE SCHEMA outbox;
+GRANT ALL ON SCHEMA outbox TO regress_mallory WITH GRANT OPTION;
+SET ROLE regress_mallory;
+GRANT CREATE ON SCHEMA outbox TO PUBLIC;
+RESET ROLE;
+BEGIN;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO regress_mallory, PUBLIC;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO regress_mallory WITH GRANT OPTION;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON ROUTINES TO regress_mallory;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO regress_mallory, PUBLIC;
+CREATE FUNCTION mallory.grants() RETURNS bigint LANGUAGE sql AS $$
+    SELECT count(*)
+      FROM (SELECT nspowner, nspacl FROM pg_namespace WHERE nspname = 'outbox'
+            UNION ALL SELECT proowner, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = to_regnamespace('outbox')
+            UNION ALL SELECT relowner, relacl FROM pg_class WHERE relnamespace = to_regnamespace('outbox')) o (owner, acl),
+           aclexplode(o.acl) a
+     WHERE a.grantee <> o.owner
+$$;
+SELECT mallory.grants() > 0;
+CREATE EXTENSION outbox;
+SELECT mallory.grants();
+DROP EXTENSION outbox;
+CREATE EXTENSION outbox;
+SELECT mallory.grants();
+ROLLBACK;
+DROP SCHEMA outbox;
+-- somebody else's schema, or one that is not empty, is not taken over
+CREATE SCHEMA outbox AUTHORIZATION regress_mallory;
+CREATE EXTENSION outbox;
+DROP SCHEMA outbox;
+CREATE SCHEMA outbox;
+CREATE DOMAIN outbox.int8multirange AS text;
+CREATE EXTENSION outbox;
+DROP SCHEMA outbox CASCADE;
+CREATE EXTENSION outbox;
+
 -- The end.
 SET client_min_messages = warning;
 DROP EXTENSION outbox CASCADE;
