@@ -59,6 +59,8 @@ static const AccessRule rules[] = {
 	{"register_hook", CONSUMER},
 	{"register_notify", CONSUMER},
 	{"unregister", CONSUMER},
+	/* it shows payloads, which operators see only where they may read the log */
+	{"get", CONSUMER},
 
 	/* whoever calls them reaches only handlers of his own */
 	{"deliver", CONSUMER | OPERATOR},
@@ -69,7 +71,6 @@ static const AccessRule rules[] = {
 	{"pause", OPERATOR},
 	{"resume", OPERATOR},
 	{"skip", OPERATOR},
-	{"get", CONSUMER | OPERATOR},
 	{"requeue", OPERATOR},
 	{"requeue_all", OPERATOR},
 	{"discard", OPERATOR},

@@ -7,8 +7,8 @@
  * standbys and read-only transactions can ask.  Counts of what is routed need nothing
  * from here, they are sums over outbox.delivery.
  *
- * Readers may call these functions directly.  Payload and headers leave only for those
- * who may read the log.
+ * Readers may call these functions directly.  Payload, headers and the details of errors
+ * leave only for those who may read the log.
  *
  * Locks: AccessShareLock on what is read.
  */
@@ -28,6 +28,8 @@
 #include "storage/lock.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -60,6 +62,7 @@ typedef struct Where
 	List	   *subscriptions;
 	Frontier	frontier;
 	TimestampTz now;
+	bool		may_read_log;
 } Where;
 
 static List *subscriptions_shown(Snapshot snapshot);
@@ -73,7 +76,8 @@ static int	routing_pid(void);
 static const char *mode_name(SubscriptionMode mode);
 static Where *where_of(FunctionCallInfo fcinfo, Snapshot snapshot);
 static void put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run,
-					TimestampTz now);
+					const Where *where);
+static Datum error_shown(Jsonb *error, bool may_read_log);
 static void put_pending(ReturnSetInfo *result, const Subscription *subscription);
 static bool may_read_log(void);
 static void put_message(ReturnSetInfo *result, TupleTableSlot *slot, bool all);
@@ -345,6 +349,7 @@ where_of(FunctionCallInfo fcinfo, Snapshot snapshot)
 		where->subscriptions = subscriptions_shown(snapshot);
 		frontier_read(&where->frontier, snapshot);
 		where->now = clock_now();
+		where->may_read_log = may_read_log();
 		MemoryContextSwitchTo(caller);
 		fcinfo->flinfo->fn_extra = where;
 	}
@@ -380,7 +385,7 @@ outbox_deliveries_of(PG_FUNCTION_ARGS)
 		Run		   *run = run_of_position(store, snapshot, subscription->id, position);
 
 		if (run != NULL)
-			put_run(result, subscription, run, where->now);
+			put_run(result, subscription, run, where);
 		else if (!frontier_has_passed(&where->frontier, position) &&
 				 subscription_matches(subscription, text_to_cstring(PG_GETARG_TEXT_PP(1)),
 									  text_to_cstring(PG_GETARG_TEXT_PP(2))))
@@ -391,13 +396,13 @@ outbox_deliveries_of(PG_FUNCTION_ARGS)
 }
 
 static void
-put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run, TimestampTz now)
+put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run, const Where *where)
 {
 	Datum		values[10];
 	bool		nulls[10] = {false};
 
 	values[0] = CStringGetTextDatum(subscription->name);
-	values[1] = CStringGetTextDatum(run_status(run, now));
+	values[1] = CStringGetTextDatum(run_status(run, where->now));
 	values[2] = Int32GetDatum(run->attempts);
 	values[3] = Int32GetDatum(run->max_attempts);
 	values[4] = TimestampTzGetDatum(run->available_at);
@@ -409,9 +414,21 @@ put_run(ReturnSetInfo *result, const Subscription *subscription, const Run *run,
 	nulls[7] = (run->settled_at == 0);
 	values[8] = run->worker ? CStringGetTextDatum(run->worker) : (Datum) 0;
 	nulls[8] = (run->worker == NULL);
-	values[9] = run->last_error ? JsonbPGetDatum(run->last_error) : (Datum) 0;
+	values[9] = error_shown(run->last_error, where->may_read_log);
 	nulls[9] = (run->last_error == NULL);
 	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+/* PostgreSQL's details quote rows and keys, and contexts statements: so parts of payloads. */
+static Datum
+error_shown(Jsonb *error, bool may_read_log)
+{
+	static const char *const hidden[] = {"detail", "hint", "context", "data"};
+
+	for (int i = 0; i < lengthof(hidden) && error != NULL && !may_read_log && JB_ROOT_IS_OBJECT(error); i++)
+		error = DatumGetJsonbP(DirectFunctionCall2(jsonb_delete, JsonbPGetDatum(error),
+												   CStringGetTextDatum(hidden[i])));
+	return PointerGetDatum(error);
 }
 
 static void

@@ -3,7 +3,7 @@
 -- a claim token.  Ages and times left are in seconds, by the clock of outbox.
 
 COMMENT ON VIEW outbox.log IS
-    'every message as it was enqueued; the right to select from it is the right to see payloads and headers in the other views';
+    'every message as it was enqueued; the right to select from it is the right to see payloads, headers and details of errors in the other views';
 
 CREATE FUNCTION outbox.backlog()
 RETURNS TABLE (
@@ -147,7 +147,8 @@ SELECT s.name AS subscription,
        d.settled_at AS died_at,
        d.last_error ->> 'sqlstate' AS last_error_sqlstate,
        d.last_error ->> 'message' AS last_error_message,
-       d.last_error,
+       CASE WHEN (SELECT has_table_privilege('outbox.log', 'select')) THEN d.last_error
+            ELSE d.last_error - CAST('{detail,hint,context,data}' AS text[]) END AS last_error,
        d.worker,
        l.created_at,
        l.occurred_at,

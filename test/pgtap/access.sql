@@ -17,10 +17,10 @@ CREATE TEMPORARY TABLE contract (object text PRIMARY KEY, kinds text NOT NULL);
 INSERT INTO contract VALUES
     ('enqueue', 'p'), ('enqueue_batch', 'p'), ('enqueued', 'p'), ('outgoing', 'p'),
     ('claim_batch', 'c'), ('renew', 'c'), ('renew_batch', 'c'), ('settle', 'c'), ('settle_batch', 'c'),
-    ('register_hook', 'c'), ('register_notify', 'c'), ('unregister', 'c'),
+    ('register_hook', 'c'), ('register_notify', 'c'), ('unregister', 'c'), ('get', 'c'),
     ('drain', 'co'), ('deliver', 'co'),
     ('subscribe', 'o'), ('unsubscribe', 'o'), ('pause', 'o'), ('resume', 'o'), ('skip', 'o'),
-    ('get', 'co'), ('requeue', 'o'), ('requeue_all', 'o'), ('discard', 'o'), ('discard_all', 'o'), ('cancel', 'o'),
+    ('requeue', 'o'), ('requeue_all', 'o'), ('discard', 'o'), ('discard_all', 'o'), ('cancel', 'o'),
     ('maintain', 'o'), ('purge', 'o'), ('adopt', 'o'), ('revoke_lease', 'o'), ('start_worker', 'co'),
     ('status', 'or'), ('messages', 'or'), ('dead_letters', 'or'), ('leases', 'or'),
     ('subscriptions', 'or'), ('handlers', 'or'), ('workers', 'or'), ('segments', 'or'), ('segment_holders', 'or'), ('oldest_viewer', 'or'), ('writer_of', 'or'), ('worker_rows', 'or'),

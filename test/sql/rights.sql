@@ -63,6 +63,78 @@ SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
 SELECT outbox.grant_access('regress_mallory', 'consumer', 'default');
 SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
 
+-- Readers and operators see no payload: not by get(), not by leaky functions, not in what errors quote.
+SELECT outbox.reset() > 0;
+CREATE TABLE mallory.unique_secret (secret text PRIMARY KEY);
+CREATE FUNCTION mallory.fails(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('INSERT INTO mallory.unique_secret VALUES (%1$L), (%1$L)', m.payload);
+END
+$$;
+SELECT outbox.subscribe('fails', 'fails'), outbox.register_hook('fails', 'mallory.fails', 'fails', max_attempts => 1);
+SELECT outbox.enqueue('fails', '"the secret"', headers => '{"h": "the secret"}', id => '00000000-0000-7000-8000-00000000000a') IS NOT NULL;
+SELECT dead FROM outbox.deliver('fails');
+SELECT last_error::text LIKE '%the secret%' AS quoted FROM outbox.dead_letters;
+SELECT outbox.revoke_access('regress_mallory', 'consumer');
+CREATE FUNCTION mallory.leak(value text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$
+BEGIN
+    IF value LIKE '%secret"%' THEN
+        RAISE WARNING 'leaked: %', value;
+    END IF;
+    RETURN true;
+END
+$$;
+CREATE FUNCTION mallory.look() RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+    seen text;
+    view text;
+BEGIN
+    FOREACH view IN ARRAY ARRAY['status', 'messages', 'dead_letters', 'leases', 'subscriptions', 'handlers', 'workers'] LOOP
+        EXECUTE format('SELECT string_agg(to_jsonb(v)::text, E''\n'') FROM outbox.%I v WHERE mallory.leak(v::text)', view) INTO seen;
+        RETURN NEXT format('%s: %s', view, coalesce(seen LIKE '%the secret%', false));
+    END LOOP;
+    SELECT string_agg(d::text, ' ') INTO seen FROM outbox.log_of('{[0,9223372036854775806]}') l, outbox.deliveries_of(l.position, l.name, l.kind) d WHERE mallory.leak(d::text);
+    RETURN NEXT format('deliveries_of: %s', coalesce(seen LIKE '%the secret%', false));
+    SELECT string_agg(l::text, ' ') INTO seen FROM outbox.log_of('{[0,9223372036854775806]}') l WHERE mallory.leak(l::text);
+    RETURN NEXT format('log_of: %s', coalesce(seen LIKE '%the secret%', false));
+    SELECT string_agg(p::text, ' ') INTO seen FROM pg_stats p WHERE schemaname = 'outbox';
+    RETURN NEXT format('pg_stats: %s', seen IS NOT NULL);
+    BEGIN
+        SELECT m::text INTO seen FROM outbox.get('00000000-0000-7000-8000-00000000000a') m;
+        RETURN NEXT 'get: ' || seen;
+    EXCEPTION WHEN insufficient_privilege THEN
+        RETURN NEXT SQLERRM;
+    END;
+END
+$$;
+ANALYZE outbox.log_0, outbox.delivery;
+SELECT outbox.grant_access('regress_mallory', 'reader');
+SET ROLE regress_mallory;
+SELECT mallory.look();
+RESET ROLE;
+SELECT outbox.revoke_access('regress_mallory', 'reader'), outbox.grant_access('regress_mallory', 'operator');
+SET ROLE regress_mallory;
+SELECT mallory.look();
+SELECT last_error_sqlstate, last_error_message, last_error - 'message' AS rest FROM outbox.dead_letters;
+RESET ROLE;
+-- granted, they do
+GRANT SELECT ON outbox.log TO regress_mallory;
+SET ROLE regress_mallory;
+SELECT payload, headers, last_error ->> 'detail' AS detail FROM outbox.dead_letters;
+SELECT payload, last_error ? 'context' AS context FROM outbox.messages WHERE subscription = 'fails';
+RESET ROLE;
+REVOKE SELECT ON outbox.log FROM regress_mallory;
+-- nor do producers see what is stored
+SELECT outbox.revoke_access('regress_mallory', 'operator'), outbox.grant_access('regress_mallory', 'producer');
+SET ROLE regress_mallory;
+SELECT count(*) FROM outbox.outgoing;
+SELECT count(*) FROM outbox.enqueued();
+SELECT outbox.enqueue('fails', '1', id => '00000000-0000-7000-8000-00000000000a');
+INSERT INTO outbox.outgoing (name, payload, id) VALUES ('fails', '1', '00000000-0000-7000-8000-00000000000a');
+UPDATE outbox.outgoing SET name = 'other';
+RESET ROLE;
+SELECT outbox.revoke_access('regress_mallory', 'producer');
+
 -- What was granted before the extension was there, or is granted by default, is gone with its creation.
 DROP EXTENSION outbox CASCADE;
 CREATE SCHEMA outbox;
