@@ -19,6 +19,8 @@ OBJS = \
 	src/claim.o \
 	src/clock.o \
 	src/constraints.o \
+	src/counter_file.o \
+	src/counters.o \
 	src/cover.o \
 	src/dead.o \
 	src/dedupe.o \

@@ -80,6 +80,7 @@ static const AccessRule rules[] = {
 	{"purge", OPERATOR},
 	{"adopt", OPERATOR},
 	{"revoke_lease", OPERATOR},
+	{"reset_counters", OPERATOR},
 	/* it works for the caller's own hooks, with the caller's rights */
 	{"start_worker", CONSUMER | OPERATOR},
 
@@ -91,6 +92,7 @@ static const AccessRule rules[] = {
 	{"handlers", LOOKING},
 	{"workers", LOOKING},
 	{"segments", LOOKING},
+	{"counters", LOOKING},
 	/* behind these views */
 	{"clock", LOOKING},
 	{"backlog", LOOKING},
@@ -101,6 +103,7 @@ static const AccessRule rules[] = {
 	{"segment_holders", LOOKING},
 	{"oldest_viewer", LOOKING},
 	{"writer_of", LOOKING},
+	{"counter_rows", LOOKING},
 
 	/* say nothing about what is stored */
 	{"backoff", ANYBODY},

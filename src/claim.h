@@ -81,6 +81,7 @@ typedef struct Lease
 	LeasePlace *places;			/* by position, as they were when the rows were locked */
 	int			late;			/* rows left out because their lease had ended */
 	TimestampTz late_until;		/* when */
+	int64		late_subscription;	/* whose they are */
 } Lease;
 
 /*

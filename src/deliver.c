@@ -30,6 +30,7 @@
  */
 #include "deliver.h"
 
+#include "counters.h"
 #include "log.h"
 #include "worker.h"
 
@@ -41,6 +42,7 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "portability/instr_time.h"
 #include "storage/latch.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -76,6 +78,7 @@ static const Handler *running_handler = NULL;
 static TimeoutId hook_timer = MAX_TIMEOUTS;
 static volatile sig_atomic_t hook_timed_out = false;
 
+static void count(const Subscription *subscription, const Delivery *delivery, int64 usecs);
 static void deliver_work(void *arg);
 static void call_hook(Call *call, Oid function, TupleTableSlot *slot, Datum message);
 static void describe_message(const Handler *handler, TupleTableSlot *slot);
@@ -150,18 +153,38 @@ deliver_message(const Subscription *subscription, const Claim *claim,
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox delivery",
 												  ALLOCSET_DEFAULT_SIZES);
 	Call		call = {subscription, claim, message, context, delivery};
+	instr_time	begin;
+	instr_time	spent;
 
 	memset(delivery, 0, sizeof(*delivery));
 	hook_timed_out = false;
 	running_handler = NULL;
 	running = message->position;
+	INSTR_TIME_SET_CURRENT(begin);
 	delivery->error = subtransaction_try(deliver_work, &call);
+	INSTR_TIME_SET_CURRENT(spent);
+	INSTR_TIME_SUBTRACT(spent, begin);
 	running = -1;
 	in_hook = false;
 	hook_timer_stop();
 	if (delivery->error != NULL)
 		judge(delivery, time_limit(&call), hook_timed_out);
+	count(subscription, delivery, INSTR_TIME_GET_MICROSEC(spent));
 	MemoryContextDelete(context);
+}
+
+/* Outside of the delivery's subtransaction: the time of a hook that failed was spent, too. */
+static void
+count(const Subscription *subscription, const Delivery *delivery, int64 usecs)
+{
+	const Handler *handler = delivery->handler;
+
+	if (handler == NULL)
+		return;
+	if (handler->function != NULL)
+		counters_add(COUNTER_HOOK_TIME, subscription->id, usecs);
+	else if (delivery->result == DELIVERY_DONE)
+		counters_add(COUNTER_NOTIFIED, subscription->id, 1);
 }
 
 static void

@@ -16,6 +16,7 @@
 #include "enqueue.h"
 
 #include "catalog.h"
+#include "counters.h"
 #include "rows.h"
 #include "worker.h"
 
@@ -320,6 +321,7 @@ enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
 	LogWriter	writer;
 	int64		offset;
 	TimestampTz tick;
+	int			written = 0;
 
 	if (n == 0)
 		return;
@@ -346,8 +348,10 @@ enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
 		writer_insert(&writer, message);
 		if (message->has_id)
 			log_check_id(RelationGetRelid(writer.rel), &ids[i]);
+		written++;
 	}
 	writer_close(&writer);
+	counters_add(COUNTER_ENQUEUED, OF_DATABASE, written);
 	wake_at_commit(WORK_ENQUEUED);
 	/* what follows in the same statement shall see them, a claim of our own for instance */
 	CommandCounterIncrement();

@@ -128,6 +128,7 @@ lock_token(Lease *lease, int64 position, bool *lost)
 		{
 			lease->late++;
 			lease->late_until = run->locked_until;
+			lease->late_subscription = run->subscription_id;
 		}
 		else
 			lease->runs[lease->n++] = run;

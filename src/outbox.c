@@ -5,6 +5,7 @@
 #include "outbox.h"
 
 #include "catalog.h"
+#include "counters.h"
 #include "floor.h"
 #include "route.h"
 #include "worker.h"
@@ -36,6 +37,7 @@ _PG_init(void)
 {
 	outbox_define_settings();
 	catalog_register_callbacks();
+	counters_register_callbacks();
 	route_register_callbacks();
 	floor_register_callbacks();
 	wake_register_callbacks();
@@ -60,6 +62,7 @@ shmem_request(void)
 	if (previous_shmem_request)
 		previous_shmem_request();
 	clock_request_shmem();
+	counters_request_shmem();
 	floor_request_shmem();
 	workers_request_shmem();
 }
@@ -70,6 +73,7 @@ shmem_startup(void)
 	if (previous_shmem_startup)
 		previous_shmem_startup();
 	clock_startup_shmem();
+	counters_startup_shmem();
 	floor_startup_shmem();
 	workers_startup_shmem();
 }

@@ -24,6 +24,7 @@
 #include "run.h"
 
 #include "claim.h"
+#include "counters.h"
 #include "floor.h"
 
 #include "utils/builtins.h"
@@ -64,6 +65,7 @@ run_file(RunStore *store, Run *run)
 	run->state = RUN_READY;
 	run->stored = false;
 	run->low = run->positions->ranges[0].lower;
+	counters_add(COUNTER_ROUTED, run->subscription_id, run->message_count);
 	run_write(store, run);
 }
 
@@ -80,6 +82,7 @@ run_lease(RunStore *store, Run *run, const pg_uuid_t *token, const char *worker,
 	run->locked_until = locked_until;
 	run->active_until = active_until;
 	run->delivered_id = 0;
+	counters_add(COUNTER_CLAIMED, run->subscription_id, run->message_count);
 	run_write(store, run);
 }
 
@@ -111,6 +114,7 @@ run_deliver(RunStore *store, Run *run, Run *rest, TimestampTz now)
 {
 	bool		whole = (rest == run);
 
+	counters_add(COUNTER_DELIVERED, run->subscription_id, run->message_count);
 	if (!whole && rest->delivered_id != 0)
 	{
 		Run			joined = {0};
@@ -147,6 +151,7 @@ run_fail(RunStore *store, Run *run, TimestampTz now, TimestampTz retry_at, Jsonb
 		run_kill(store, run, now, error);
 		return;
 	}
+	counters_add(COUNTER_RETRIED, run->subscription_id, run->message_count);
 	leave_lease(run, RUN_READY);
 	run->piece = false;
 	run->available_at = retry_at;
@@ -158,6 +163,7 @@ run_fail(RunStore *store, Run *run, TimestampTz now, TimestampTz retry_at, Jsonb
 void
 run_kill(RunStore *store, Run *run, TimestampTz now, Jsonb *error)
 {
+	counters_add(COUNTER_DEAD, run->subscription_id, run->message_count);
 	leave_lease(run, RUN_DEAD);
 	run->piece = false;
 	run->settled_at = now;
@@ -204,8 +210,10 @@ void
 run_expire(RunStore *store, Run *run, TimestampTz now)
 {
 	Assert(run->state == RUN_LEASED);
+	counters_add(COUNTER_LEASE_LOST, run->subscription_id, run->message_count);
 	if (run->attempts >= run->max_attempts)
 	{
+		counters_add(COUNTER_ABANDONED, run->subscription_id, run->message_count);
 		run_kill(store, run, now,
 				 error_record(OUTBOX_ABANDONED,
 							  psprintf("attempts exhausted without a settlement: %d of %d",

@@ -11,6 +11,7 @@
 #include "claim.h"
 
 #include "catalog.h"
+#include "counters.h"
 #include "log.h"
 #include "route.h"
 
@@ -35,7 +36,8 @@ static int64 *positions_of_ids(ArrayType *ids, int *n);
 static int64 position_of_message(const pg_uuid_t *id);
 static Lease *hold(Lease *lease);
 static void refuse(const Lease *lease, const pg_uuid_t *id) pg_attribute_noreturn();
-static void refuse_all(void) pg_attribute_noreturn();
+static void count_refused(const Lease *lease);
+static void refuse_all(const Lease *lease) pg_attribute_noreturn();
 static pg_uuid_t *token_argument(FunctionCallInfo fcinfo, int n);
 static int64 message_argument(FunctionCallInfo fcinfo, int n);
 static TimestampTz renew_runs(Lease *lease, const int *named, int64 duration);
@@ -181,12 +183,22 @@ hold(Lease *lease)
 	return lease;
 }
 
+/* Where nothing is found under the token, nobody knows whose it was: the database's. */
+static void
+count_refused(const Lease *lease)
+{
+	counters_add_now(COUNTER_SETTLEMENT_REFUSED,
+					 lease->n > 0 ? lease->subscription->id :
+					 lease->late > 0 ? lease->late_subscription : OF_DATABASE, 1);
+}
+
 /* "id" is the message that the lease, which holds others, does not hold; or NULL */
 static void
 refuse(const Lease *lease, const pg_uuid_t *id)
 {
 	const char *hint = "Do not act on the result: another consumer has, or will get, the message.";
 
+	count_refused(lease);
 	if (id != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUTBOX_CLAIM_NOT_HELD),
@@ -210,8 +222,9 @@ refuse(const Lease *lease, const pg_uuid_t *id)
 }
 
 static void
-refuse_all(void)
+refuse_all(const Lease *lease)
 {
+	count_refused(lease);
 	ereport(ERROR,
 			(errcode(ERRCODE_OUTBOX_CLAIM_NOT_HELD),
 			 errmsg("claim not held"),
@@ -314,7 +327,7 @@ outbox_settle_batch(PG_FUNCTION_ARGS)
 	snapshot_pop();
 	runs_close(lease->store);
 	if (settled == 0)
-		refuse_all();
+		refuse_all(lease);
 	PG_RETURN_INT32((int32) settled);
 }
 
@@ -418,6 +431,6 @@ outbox_renew_batch(PG_FUNCTION_ARGS)
 		}
 	}
 	if (!any)
-		refuse_all();
+		refuse_all(lease);
 	PG_RETURN_TIMESTAMPTZ(renew_runs(lease, named, claim_lease(fcinfo, 1, lease->subscription)));
 }

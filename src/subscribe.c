@@ -15,6 +15,7 @@
 #include "subscription.h"
 
 #include "catalog.h"
+#include "counters.h"
 #include "notice.h"
 #include "route.h"
 #include "run.h"
@@ -297,6 +298,7 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 	while (!delete_runs(subscription, &open))
 		CHECK_FOR_INTERRUPTS();
 	delete_rows(subscription);
+	counters_forget(subscription->id);
 	if (strcmp(name, "default") == 0)
 		notice_default_unused(false);
 	notice_routing_held("outbox.unsubscribe()");

@@ -17,6 +17,7 @@
 #include "worker.h"
 
 #include "catalog.h"
+#include "counters.h"
 #include "floor.h"
 
 #include <signal.h>
@@ -92,12 +93,11 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 {
 	Node	   *statement = pstmt->utilityStmt;
 	ProcessUtility_hook_type next = previous_utility ? previous_utility : standard_ProcessUtility;
-	Oid			alone = database_wanted_alone(statement);
+	Oid			wanted = database_wanted_alone(statement);
+	Oid			alone = OidIsValid(wanted) && suspend(wanted) ? wanted : InvalidOid;
 
 	if (IsA(statement, DropStmt))
 		wait_for_workers(castNode(DropStmt, statement));
-	if (OidIsValid(alone) && !suspend(alone))
-		alone = InvalidOid;
 	PG_TRY();
 	{
 		next(pstmt, query, read_only_tree, context, params, environment, dest, completion);
@@ -110,6 +110,8 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 	}
 	PG_END_TRY();
 	after_success(statement, alone);
+	if (IsA(statement, DropdbStmt) && OidIsValid(wanted))
+		counters_forget_database(wanted);
 }
 
 /*

@@ -6,6 +6,7 @@
 #include "worker.h"
 
 #include "catalog.h"
+#include "counters.h"
 #include "notice.h"
 
 #include "catalog/pg_type.h"
@@ -18,11 +19,15 @@
 PG_FUNCTION_INFO_V1(outbox_announce);
 PG_FUNCTION_INFO_V1(outbox_worker_rows);
 
-/* The install script's last statement: at the commit our processes learn of the database. */
+/*
+ * The install script's last statement: at the commit our processes learn of the database,
+ * and what an earlier installation has counted is gone.
+ */
 Datum
 outbox_announce(PG_FUNCTION_ARGS)
 {
 	wake_at_commit(WORK_LOOK);
+	counters_forget(OF_DATABASE);
 	notice_no_worker();
 	PG_RETURN_BOOL(worker_state != NULL);
 }
