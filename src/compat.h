@@ -25,6 +25,13 @@
 #define OUTBOX_MY_PROC_NUMBER MyProcNumber
 #endif
 
+/* a macro: who uses it includes storage/lock.h */
+#if PG_VERSION_NUM < 170000
+#define outbox_lock_held_by_me(tag, mode) LockHeldByMe(tag, mode)
+#else
+#define outbox_lock_held_by_me(tag, mode) LockHeldByMe(tag, mode, false)
+#endif
+
 #if PG_VERSION_NUM < 160000
 static inline RangeType *
 outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper)
@@ -34,6 +41,7 @@ outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper
 
 /* a macro: who uses it includes executor.h and parse_relation.h, others need not */
 #define outbox_init_range_table(estate, rte) ExecInitRangeTable(estate, list_make1(rte))
+#define outbox_epq_init(epq, estate) EvalPlanQualInit(epq, estate, NULL, NIL, -1)
 
 static inline bool
 outbox_database_ownercheck(Oid database, Oid role)
@@ -58,6 +66,8 @@ outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper
 {
 	return make_range(typcache, lower, upper, false, NULL);
 }
+
+#define outbox_epq_init(epq, estate) EvalPlanQualInit(epq, estate, NULL, NIL, -1, NIL)
 
 #if PG_VERSION_NUM < 180000
 #define OUTBOX_UNPRUNED

@@ -388,8 +388,10 @@ outbox_purge(PG_FUNCTION_ARGS)
 	{
 		SegmentState *state = &states[i];
 
-		if (state->condemned_at == 0 && is_old(state, before) && condemn(state))
-			messages += log_count(state->number, snapshot_push());
+		if (state->condemned_at != 0 || !is_old(state, before) || !condemn(state))
+			continue;
+		messages += log_count(state->number, snapshot_push());
+		snapshot_pop();
 	}
 	PG_RETURN_INT64(messages);
 }

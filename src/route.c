@@ -124,7 +124,7 @@ routing_is_held(void)
 	if (!locked_in_transaction)
 		return false;
 	routing_locktag(&tag);
-	return LockHeldByMe(&tag, ExclusiveLock);
+	return outbox_lock_held_by_me(&tag, ExclusiveLock);
 }
 
 void

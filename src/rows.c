@@ -138,7 +138,7 @@ rows_update(Rows *rows, ItemPointer tid, const Datum *values, const bool *nulls)
 	TupleTableSlot *old = table_slot_create(rows->rel, NULL);
 	EPQState	epq;
 
-	EvalPlanQualInit(&epq, rows->estate, NULL, NIL, -1);
+	outbox_epq_init(&epq, rows->estate);
 	old->tts_tid = *tid;
 	store_values(rows->slot, values, nulls);
 	rows->estate->es_snapshot = GetActiveSnapshot();
@@ -157,7 +157,7 @@ rows_delete(Rows *rows, ItemPointer tid)
 {
 	EPQState	epq;
 
-	EvalPlanQualInit(&epq, rows->estate, NULL, NIL, -1);
+	outbox_epq_init(&epq, rows->estate);
 	ExecClearTuple(rows->slot);
 	rows->slot->tts_tid = *tid;
 	rows->estate->es_snapshot = GetActiveSnapshot();
