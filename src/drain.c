@@ -85,6 +85,7 @@ static void deliver_alone(Drain *drain, Batch *batch);
 static void charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error);
 static void accept_group(Drain *drain, Batch *batch, DeliveryGroup *group);
 static void stop(Drain *drain, Batch *batch, int first, ErrorData *error);
+static void keep_secrets(ErrorData *error);
 static bool is_transient(const ErrorData *error);
 static void pause_before(int try);
 static ErrorData *end_transaction(Drain *drain);
@@ -465,9 +466,23 @@ stop(Drain *drain, Batch *batch, int first, ErrorData *error)
 			(void) end_transaction(drain);
 		InterruptHoldoffCount = holdoff;
 	}
+	if (error != NULL && drain->stop != NULL)
+		keep_secrets(error);
 	if (error != NULL)
 		ReThrowError(error);
 	CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * The error of a worker's hook goes into the server's log, and its context is the
+ * statement that the hook was in, made from a payload perhaps.
+ */
+static void
+keep_secrets(ErrorData *error)
+{
+	error->detail = NULL;
+	error->context = NULL;
+	error->internalquery = NULL;
 }
 
 /* Another transaction was in the way. */
