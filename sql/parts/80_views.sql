@@ -198,8 +198,9 @@ SELECT s.name,
        coalesce(h.handlers, 0) AS handlers,
        s.created_at
   FROM outbox.subscription s
-  LEFT JOIN (SELECT r.subscription_id, CAST(min(r.role_name) AS text) AS role, count(*) AS handlers
+  LEFT JOIN (SELECT r.subscription_id, CAST(min(coalesce(a.rolname, r.role_name)) AS text) AS role, count(*) AS handlers
                FROM outbox.handler r
+               LEFT JOIN pg_roles a ON a.oid = r.role_oid
               GROUP BY r.subscription_id) h ON h.subscription_id = s.id
  UNION ALL
 -- its row is made at the first use
@@ -217,7 +218,7 @@ SELECT s.name AS subscription,
        h.function,
        h.channel,
        h.include_data,
-       CAST(h.role_name AS text) AS role,
+       CAST(coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = h.role_oid), h.role_name) AS text) AS role,
        h.search_path,
        CAST(extract(epoch FROM h.timeout) AS double precision) AS timeout_seconds,
        h.max_attempts,

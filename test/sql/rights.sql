@@ -135,6 +135,87 @@ UPDATE outbox.outgoing SET name = 'other';
 RESET ROLE;
 SELECT outbox.revoke_access('regress_mallory', 'producer');
 
+-- A handler is shown as the role's that has it, whatever it was called once.
+ALTER ROLE regress_mallory RENAME TO regress_renamed;
+CREATE ROLE regress_mallory;
+SELECT role FROM outbox.handlers WHERE subscription = 'default';
+SELECT role FROM outbox.subscriptions WHERE name = 'default';
+DROP ROLE regress_mallory;
+ALTER ROLE regress_renamed RENAME TO regress_mallory;
+
+-- What belongs to others is neither settled, renewed nor held up; what is held when a right ends is not settled either.
+CREATE FUNCTION mallory.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE statement;
+    RETURN 'done';
+EXCEPTION WHEN OTHERS THEN
+    RETURN SQLSTATE || ' ' || SQLERRM;
+END
+$$;
+SELECT outbox.reset() IS NOT NULL, outbox.unsubscribe('default', true) IS NOT NULL, outbox.subscribe('mine', '#');
+SELECT outbox.grant_access('regress_mallory', 'consumer', 'theirs'), count(outbox.enqueue('their.s', '1')) FROM generate_series(1, 2);
+SELECT id, claim_token AS token FROM outbox.claim_batch(1, subscription => 'mine') \gset mine_
+SET ROLE regress_mallory;
+SELECT id, claim_token AS token FROM outbox.claim_batch(1, subscription => 'theirs') \gset theirs_
+SELECT mallory.try(format('SELECT outbox.%s', call)) FROM unnest(ARRAY[
+    format('settle(%L, %L)', :'mine_id', :'mine_token'), format('settle_batch(%L)', :'mine_token'), format('renew(%L, %L)', :'mine_id', :'mine_token'),
+    format('renew_batch(%L)', :'mine_token'), 'claim_batch(subscription => ''mine'')', format('settle(%L, %L)', :'theirs_id', gen_random_uuid()),
+    'deliver(''mine'')', 'register_notify(''#'', ''c'', ''mine'')', 'register_notify(''#'', ''c'', ''mine'', replace => true)', 'unregister(''#'', ''mine'')',
+    'pause(''mine'')', 'revoke_lease(''mine'', ''w'')']) call;
+RESET ROLE;
+SELECT leased FROM outbox.status WHERE subscription = 'mine';
+SELECT outbox.settle(:'mine_id', :'mine_token');
+SELECT outbox.revoke_access('regress_mallory', 'consumer', 'theirs');
+SET ROLE regress_mallory;
+SELECT mallory.try(format('SELECT outbox.%s', call)) FROM unnest(ARRAY[format('settle(%L, %L)', :'theirs_id', :'theirs_token'),
+    format('renew_batch(%L)', :'theirs_token'), 'claim_batch(subscription => ''theirs'')', format('get(%L)', :'theirs_id')]) call;
+RESET ROLE;
+SELECT outbox.grant_access('regress_mallory', 'consumer', 'mine');
+SET ROLE regress_mallory;
+SELECT mallory.try(format('SELECT outbox.settle(%L, %L)', :'theirs_id', :'theirs_token'));
+RESET ROLE;
+
+-- With every kind of access the tables are closed, the views only for reading, and nothing of ours can be put to other use.
+SELECT count(outbox.grant_access('regress_mallory', kind)) FROM unnest(ARRAY['producer', 'consumer', 'operator', 'reader']) kind;
+SET ROLE regress_mallory;
+CREATE TABLE mallory.own (id bigint, position bigint);
+SELECT DISTINCT left(mallory.try(format(statement, c.relname)), 5) AS error, statement
+  FROM pg_class c, unnest(ARRAY['SELECT FROM outbox.%I', 'SELECT FROM outbox.%I FOR UPDATE', 'INSERT INTO outbox.%I DEFAULT VALUES',
+       'DELETE FROM outbox.%I', 'TRUNCATE outbox.%I', 'LOCK TABLE outbox.%I IN ACCESS SHARE MODE', 'LOCK TABLE outbox.%I',
+       'CREATE INDEX ON outbox.%I ((true))', 'CREATE TRIGGER t BEFORE INSERT ON outbox.%I FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',
+       'CREATE RULE r AS ON INSERT TO outbox.%I DO INSTEAD NOTHING', 'CREATE POLICY p ON outbox.%I', 'ALTER TABLE outbox.%I DISABLE TRIGGER ALL',
+       'ALTER TABLE outbox.%I ADD x integer', 'CREATE TABLE mallory.child () INHERITS (outbox.%I)', 'COPY outbox.%I TO PROGRAM ''cat''',
+       'CREATE PUBLICATION p FOR TABLE outbox.%I', 'VACUUM outbox.%I', 'COMMENT ON TABLE outbox.%I IS ''x''', 'DROP TABLE outbox.%I']) AS statement
+ WHERE c.relnamespace = CAST('outbox' AS regnamespace) AND c.relkind = 'r'
+ ORDER BY 2, 1;
+SELECT DISTINCT left(mallory.try(format(statement, c.relname)), 5) AS error, statement
+  FROM pg_class c, unnest(ARRAY['SELECT FROM outbox.%I FOR UPDATE', 'DELETE FROM outbox.%I', 'LOCK TABLE outbox.%I IN ROW SHARE MODE',
+       'LOCK TABLE outbox.%I', 'CREATE TRIGGER t INSTEAD OF INSERT ON outbox.%I FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',
+       'CREATE OR REPLACE VIEW outbox.%I AS SELECT 1', 'ALTER VIEW outbox.%I SET (security_barrier = on)']) AS statement
+ WHERE c.relnamespace = CAST('outbox' AS regnamespace) AND c.relkind = 'v' AND c.relname NOT IN ('log', 'outgoing')
+ ORDER BY 2, 1;
+SELECT statement, left(mallory.try(statement), 5) AS error FROM unnest(ARRAY[
+    'CREATE VIEW mallory.through AS SELECT * FROM outbox.delivery; SELECT FROM mallory.through',
+    'CREATE FUNCTION outbox.enqueue(text, text) RETURNS uuid LANGUAGE sql AS ''SELECT NULL::uuid''',
+    'CREATE TRIGGER t BEFORE INSERT ON mallory.own FOR EACH ROW EXECUTE FUNCTION outbox.guard_role()',
+    'CREATE TRIGGER t BEFORE INSERT ON mallory.own FOR EACH ROW EXECUTE FUNCTION outbox.delivery_changed()',
+    'CREATE TABLE mallory.referring (id bigint REFERENCES outbox.delivery)',
+    'ALTER EXTENSION outbox DROP FUNCTION outbox.enqueue_batch(jsonb)', 'DROP EXTENSION outbox', 'ALTER EXTENSION outbox ADD FUNCTION mallory.look()',
+    'SELECT outbox.grant_access(''regress_mallory'', ''reader'')', 'SELECT outbox.revoke_access(''regress_mallory'', ''reader'')',
+    'SELECT outbox.announce()', 'SELECT outbox.reset()', 'SET outbox.clock_offset = 1', 'SET outbox.max_attempts = 1', 'SET outbox.enabled = off']) AS statement;
+RESET ROLE;
+
+-- Who may write all tables writes handlers for himself only, and no access.
+GRANT pg_write_all_data TO regress_mallory;
+SET ROLE regress_mallory;
+SELECT mallory.try(format('INSERT INTO outbox.handler (subscription_id, name_pattern, function, role_name, role_oid, search_path, created_at)
+                           VALUES (1, ''#'', ''mallory.climb'', %L, %s, '''', now())', r.rolname, s.oid))
+  FROM pg_roles r, pg_roles s WHERE r.rolname IN ('pg_monitor') AND s.rolname IN ('regress_mallory', 'pg_monitor');
+SELECT mallory.try('INSERT INTO outbox.access (role_name, role_oid) VALUES (''regress_mallory'', 0)'), mallory.try('DELETE FROM outbox.access'),
+       mallory.try('UPDATE outbox.access SET subscription = NULL');
+RESET ROLE;
+REVOKE pg_write_all_data FROM regress_mallory;
+
 -- What was granted before the extension was there, or is granted by default, is gone with its creation.
 DROP EXTENSION outbox CASCADE;
 CREATE SCHEMA outbox;
