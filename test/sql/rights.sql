@@ -88,11 +88,16 @@ CREATE FUNCTION mallory.look() RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
     seen text;
     view text;
+    views integer := 0;
 BEGIN
-    FOREACH view IN ARRAY ARRAY['status', 'messages', 'dead_letters', 'leases', 'subscriptions', 'handlers', 'workers'] LOOP
+    FOR view IN SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('outbox') AND relkind = 'v' AND has_table_privilege(oid, 'SELECT') LOOP
         EXECUTE format('SELECT string_agg(to_jsonb(v)::text, E''\n'') FROM outbox.%I v WHERE mallory.leak(v::text)', view) INTO seen;
-        RETURN NEXT format('%s: %s', view, coalesce(seen LIKE '%the secret%', false));
+        views := views + 1;
+        IF seen LIKE '%the secret%' THEN
+            RETURN NEXT view || ' shows it';
+        END IF;
     END LOOP;
+    RETURN NEXT format('at least seven views: %s', views >= 7);
     SELECT string_agg(d::text, ' ') INTO seen FROM outbox.log_of('{[0,9223372036854775806]}') l, outbox.deliveries_of(l.position, l.name, l.kind) d WHERE mallory.leak(d::text);
     RETURN NEXT format('deliveries_of: %s', coalesce(seen LIKE '%the secret%', false));
     SELECT string_agg(l::text, ' ') INTO seen FROM outbox.log_of('{[0,9223372036854775806]}') l WHERE mallory.leak(l::text);

@@ -118,6 +118,10 @@ SELECT FROM outbox.leases;
 SELECT name, pattern, mode, handlers FROM outbox.subscriptions ORDER BY name USING OPERATOR(pg_catalog.<);
 SELECT name_pattern, function, channel, search_path, retry_seconds, state FROM outbox.handlers ORDER BY subscription USING OPERATOR(pg_catalog.<);
 SELECT FROM outbox.workers LIMIT 0;
+SELECT segment, state, held_by FROM outbox.segments ORDER BY segment USING OPERATOR(pg_catalog.<);
+SELECT FROM outbox.counters LIMIT 0;
+SELECT outbox.oldest_viewer(1) IS NULL OR true, outbox.writer_of('outbox.log_0') IS NULL OR true;
+SELECT FROM outbox.segment_holders();
 SELECT outbox.requeue_all('pulled', error_like => 'e%', spread_over => '1 s'), outbox.requeue('00000000-0000-7000-8000-000000000001', 'pushed');
 SELECT outbox.discard_all('pulled', name_pattern => '#'), outbox.discard('00000000-0000-7000-8000-000000000003', 'default', 'reason'),
        outbox.cancel('00000000-0000-7000-8000-000000000001');
@@ -129,6 +133,7 @@ UPDATE outbox.identity SET database_oid = '1';
 UPDATE outbox.frontier SET database_oid = '1';
 SELECT outbox.claim_batch();
 SELECT outbox.adopt(), outbox.adopt();
+SELECT outbox.purge('2000-01-01 00:00+00') IS NOT NULL, outbox.reset_counters() IS NOT NULL;
 SELECT outbox.unsubscribe('pushed', true) IS NOT NULL, outbox.unsubscribe('default', true) IS NOT NULL;
 SELECT outbox.reset() IS NOT NULL;
 DROP EXTENSION outbox CASCADE;
