@@ -23,6 +23,7 @@
 #include "floor.h"
 #include "route.h"
 #include "run.h"
+#include "statement.h"
 
 #include "commands/async.h"
 #include "commands/dbcommands.h"
@@ -79,6 +80,7 @@ typedef struct Coordinator
 	TimestampTz history_at;
 	bool		enqueued;		/* messages were enqueued here since we began */
 	bool		ready;			/* something was given back, retried at once, resumed */
+	bool		roles;			/* some may have been renamed */
 	int64		poll;
 	int64		gather;
 } Coordinator;
@@ -118,6 +120,7 @@ outbox_coordinator_main(Datum argument)
 													  ALLOCSET_DEFAULT_SIZES);
 	coordinator->poll = MSECS(outbox_poll_interval);
 	coordinator->gather = GATHER_FIRST;
+	coordinator->roles = true;
 	coordinator->began_at = GetCurrentTimestamp();
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	coordinator->database->first_served_at = Min(coordinator->database->first_served_at, coordinator->began_at);
@@ -222,6 +225,7 @@ turn(Coordinator *coordinator)
 	why = pg_atomic_exchange_u32(&database->work, 0);
 	coordinator->enqueued |= ((why & WORK_ENQUEUED) != 0);
 	coordinator->ready = ((why & WORK_READY) != 0);
+	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
@@ -277,6 +281,9 @@ work(Coordinator *coordinator, List **ready_roles)
 	if (tell_of_copy(coordinator, frontier_is_copy(&frontier)))
 		return false;
 
+	if (coordinator->roles)
+		guard_rename_roles();
+	coordinator->roles = false;
 	if (!may_make_first_rows(coordinator))
 		coordinator->deadline = GetCurrentTimestamp() + FIRST_ROWS_GRACE / 4;
 	else if (routing_lock(0))

@@ -23,6 +23,14 @@
 #include "utils/builtins.h"
 #include "utils/rel.h"
 
+#define RENAME_ROLES(table) \
+	"UPDATE " table " AS t SET role_name = free.rolname" \
+	" FROM (SELECT l.id, r.rolname FROM " table " l" \
+	"         JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) l.role_oid" \
+	"        WHERE r.rolname OPERATOR(pg_catalog.<>) l.role_name" \
+	"        FOR NO KEY UPDATE OF l SKIP LOCKED) free" \
+	" WHERE t.id OPERATOR(pg_catalog.=) free.id"
+
 /* Set while a statement of ours runs, whose caller has been checked. */
 static bool own_write = false;
 
@@ -50,6 +58,29 @@ statement_run_guarded(Statement *statement)
 	}
 	PG_END_TRY();
 	return rows;
+}
+
+/*
+ * Roles that were renamed since.  Rows that somebody else is writing are left to him.  In
+ * data that was copied from another cluster, or is being restored, the numbers mean nothing.
+ */
+void
+guard_rename_roles(void)
+{
+	static const char *const updates[] = {RENAME_ROLES("outbox.handler"), RENAME_ROLES("outbox.access")};
+
+	Identity	identity;
+
+	identity_read(&identity);
+	if (!identity.exists || identity_is_copy(&identity))
+		return;
+	for (int i = 0; i < (int) lengthof(updates); i++)
+	{
+		Statement	update;
+
+		statement_init(&update, updates[i]);
+		(void) statement_run_guarded(&update);
+	}
 }
 
 Datum

@@ -16,6 +16,7 @@
 #include "floor.h"
 #include "rotate.h"
 #include "route.h"
+#include "statement.h"
 
 #include "access/htup_details.h"
 #include "funcapi.h"
@@ -51,6 +52,7 @@ outbox_maintain(PG_FUNCTION_ARGS)
 
 	frontier_check();
 	floor_reset();				/* whatever a superuser did with triggers disabled */
+	guard_rename_roles();
 	/* routing last: its lock is held to the commit */
 	values[1] = Int64GetDatum(expire_all());
 	forget_dedupe_keys();

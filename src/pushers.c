@@ -16,14 +16,8 @@
 
 #include <signal.h>
 
-#include "access/htup_details.h"
-#include "catalog/pg_authid.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
-#include "utils/acl.h"
-#include "utils/builtins.h"
-#include "utils/fmgroids.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #define NO_SLOT_PAUSE	(5 * USECS_PER_SEC)
@@ -31,7 +25,6 @@
 static bool may_start(Oid database, Oid role, TimestampTz now, TimestampTz *not_before);
 static void start(Oid database, Oid role, int n, TimestampTz now);
 static int	wake_or_end(Oid database, Oid role);
-static bool may_be_served(Oid role, const char **why);
 
 /*
  * For each of these roles as many as the setting says.  Returns when to look again, at
@@ -168,7 +161,7 @@ bool
 role_may_push(Oid role)
 {
 	const char *why;
-	bool		may = may_be_served(role, &why);
+	bool		may = role_may_be_served(role, &why);
 	bool		told;
 	Pusher	   *pusher;
 
@@ -192,31 +185,4 @@ role_may_push(Oid role)
 				 errhint("Their messages wait. Give the role what it needs, or unregister the hooks and register them as another role.")));
 	}
 	return may;
-}
-
-static bool
-may_be_served(Oid role, const char **why)
-{
-	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
-	bool		can_login;
-
-	if (!HeapTupleIsValid(tuple))
-	{
-		*why = "The role was dropped.";
-		return false;
-	}
-	can_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
-	ReleaseSysCache(tuple);
-	if (!can_login)
-		*why = "The role is not permitted to log in.";
-	else if (!DatumGetBool(OidFunctionCall3(F_HAS_DATABASE_PRIVILEGE_OID_OID_TEXT, ObjectIdGetDatum(role),
-											ObjectIdGetDatum(MyDatabaseId), CStringGetTextDatum("CONNECT"))))
-		*why = "The role has no privilege to connect to the database.";
-	else if (!role_may_drain(role))
-		*why = "The role has no privilege to call outbox.drain().";
-	else if (!role_trusts_owner(role))
-		*why = "The owner of the extension's tables has not the privileges of the role, and is no superuser.";
-	else
-		return true;
-	return false;
 }

@@ -20,12 +20,14 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "catalog/namespace.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_proc.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/catcache.h"
+#include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
@@ -123,4 +125,31 @@ bool
 role_trusts_owner(Oid role)
 {
 	return superuser_arg(outbox_owner()) || has_privs_of_role(outbox_owner(), role);
+}
+
+bool
+role_may_be_served(Oid role, const char **why)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
+	bool		can_login;
+
+	if (!HeapTupleIsValid(tuple))
+	{
+		*why = "The role was dropped.";
+		return false;
+	}
+	can_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	if (!can_login)
+		*why = "The role is not permitted to log in.";
+	else if (!DatumGetBool(OidFunctionCall3(F_HAS_DATABASE_PRIVILEGE_OID_OID_TEXT, ObjectIdGetDatum(role),
+											ObjectIdGetDatum(MyDatabaseId), CStringGetTextDatum("CONNECT"))))
+		*why = "The role has no privilege to connect to the database.";
+	else if (!role_may_drain(role))
+		*why = "The role has no privilege to call outbox.drain().";
+	else if (!role_trusts_owner(role))
+		*why = "The owner of the extension's tables has not the privileges of the role, and is no superuser.";
+	else
+		return true;
+	return false;
 }

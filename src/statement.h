@@ -36,5 +36,7 @@ extern void bind_role(Statement *statement, Oid role);	/* two: its name and its 
 extern uint64 statement_run(Statement *statement);
 /* guard.c: the same for statements that write outbox.handler or outbox.access */
 extern uint64 statement_run_guarded(Statement *statement);
+/* guard.c: their rows have the names that roles have now */
+extern void guard_rename_roles(void);
 
 #endif							/* OUTBOX_STATEMENT_H */

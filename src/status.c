@@ -531,11 +531,10 @@ outbox_handler_states(PG_FUNCTION_ARGS)
 static const char *
 handler_state(const Subscription *subscription, const Handler *handler)
 {
+	const char *why;
 	Oid			function;
 
-	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(handler->role)) ||
-		!role_may_drain(handler->role) ||
-		!role_trusts_owner(handler->role) ||
+	if (!role_may_be_served(handler->role, &why) ||
 		!role_may_consume(handler->role, subscription->name))
 		return "forbidden";
 	if (handler->function == NULL)

@@ -46,7 +46,8 @@ typedef enum ChangeKind
 {
 	CHANGE_SETTINGS,			/* who is connected has old ones */
 	CHANGE_DATABASE,			/* the same, and it may be one to serve now */
-	CHANGE_ROLE					/* it may be able to connect now */
+	CHANGE_ROLE,				/* it may be able to connect now */
+	CHANGE_ROLE_NAME
 } ChangeKind;
 
 /* what is to be told at the commit */
@@ -306,6 +307,10 @@ after_success(Node *statement, Oid alone)
 		case T_AlterRoleStmt:
 			tell_at_commit(CHANGE_ROLE, InvalidOid, get_rolespec_oid(castNode(AlterRoleStmt, statement)->role, true));
 			break;
+		case T_RenameStmt:
+			if (castNode(RenameStmt, statement)->renameType == OBJECT_ROLE)
+				tell_at_commit(CHANGE_ROLE_NAME, InvalidOid, InvalidOid);
+			break;
 		case T_TransactionStmt:
 			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED && is_served())
 				wake_database(MyDatabaseId, WORK_LOOK | WORK_ENQUEUED);
@@ -357,6 +362,11 @@ transaction_end(XactEvent event, void *arg)
 		if (change->kind == CHANGE_ROLE)
 		{
 			workers_try_again(change->role);
+			continue;
+		}
+		if (change->kind == CHANGE_ROLE_NAME)
+		{
+			wake_all_databases(WORK_ROLES);
 			continue;
 		}
 		(void) workers_ask_to_leave(change->database, change->role);

@@ -87,6 +87,22 @@ wake_database(Oid database, uint32 why)
 }
 
 void
+wake_all_databases(uint32 why)
+{
+	for (int i = 0; i < DATABASES_MAX; i++)
+	{
+		DatabaseSlot *slot = &worker_state->databases[i];
+		Oid			database;
+
+		LWLockAcquire(worker_state->lock, LW_SHARED);
+		database = slot->wanted ? slot->database : InvalidOid;
+		LWLockRelease(worker_state->lock);
+		if (OidIsValid(database))
+			wake_database(database, why);
+	}
+}
+
+void
 request_probe(Oid database)
 {
 	if (worker_state == NULL)

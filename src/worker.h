@@ -180,9 +180,11 @@ extern void wake_register_callbacks(void);
 #define WORK_ASKED		4		/* a claim waits for a pass */
 #define WORK_READY		8		/* something has become ready other than by routing */
 #define WORK_ENQUEUED	2		/* messages were enqueued here, not restored */
+#define WORK_ROLES		16		/* a role was renamed */
 /* this transaction has made something that a coordinator should look at */
 extern void wake_at_commit(uint32 why);
 extern void wake_database(Oid database, uint32 why);
+extern void wake_all_databases(uint32 why);
 /* whether there are delivery workers for hooks that are registered */
 extern bool workers_serve(void);
 /* whether a coordinator runs in this database */

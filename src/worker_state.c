@@ -397,18 +397,9 @@ workers_try_again(Oid role)
 		pusher->not_before = DT_NOBEGIN;
 		any = true;
 	}
-	for (int i = 0; i < DATABASES_MAX && any; i++)
-	{
-		DatabaseSlot *slot = &worker_state->databases[i];
-
-		if (!slot->wanted)
-			continue;
-		(void) pg_atomic_fetch_or_u32(&slot->work, WORK_LOOK);
-		wake_process((int) pg_atomic_read_u32(&slot->coordinator));
-	}
 	LWLockRelease(worker_state->lock);
 	if (any)
-		wake_launcher();
+		wake_all_databases(WORK_LOOK);
 }
 
 /* A delivery worker, since these stay for a while when they are idle; else a coordinator. */

@@ -230,6 +230,23 @@ RESET ROLE;
 REVOKE regress_billing FROM regress_other;
 SELECT subscription, name_pattern, role FROM outbox.handlers WHERE subscription = 'billing';
 
+-- what it needs to connect it may lose, and its name it may change; a dump names it as it is called now
+ALTER ROLE regress_other NOLOGIN;
+SELECT role, state FROM outbox.handlers WHERE subscription = 'billing';
+ALTER ROLE regress_other LOGIN;
+DO $$ BEGIN EXECUTE format('REVOKE CONNECT ON DATABASE %I FROM PUBLIC', current_database()); END $$;
+SELECT role, state FROM outbox.handlers WHERE subscription = 'billing';
+DO $$ BEGIN EXECUTE format('GRANT CONNECT ON DATABASE %I TO PUBLIC', current_database()); END $$;
+SELECT outbox.revoke_access('regress_other', 'consumer'), outbox.grant_access('regress_other', 'consumer', 'billing');
+ALTER ROLE regress_other RENAME TO regress_renamed;
+SELECT outbox.maintain() IS NOT NULL AS maintained;
+SELECT role, state FROM outbox.handlers WHERE subscription = 'billing';
+SELECT role_name FROM outbox.access WHERE subscription = 'billing';
+ALTER ROLE regress_renamed RENAME TO regress_other;
+SELECT outbox.maintain() IS NOT NULL AS maintained;
+SELECT role, state FROM outbox.handlers WHERE subscription = 'billing';
+SELECT outbox.grant_access('regress_other', 'consumer');
+
 -- a role that is dropped leaves handlers that a superuser can remove
 CREATE ROLE regress_dropped LOGIN;
 SELECT outbox.grant_access('regress_dropped', 'consumer');

@@ -50,6 +50,7 @@ sub waits
 		enqueue($node, 'else', $n * 100 + $more);
 		eventually($node, 'SELECT count(*) FROM got WHERE payload = \'' . ($n * 100 + $more) . '\'', '1', "$what: others are served, $more");
 	}
+	is_sql($node, "SELECT DISTINCT state FROM outbox.handlers WHERE subscription = 'theirs'", 'forbidden', "$what: the view says so");
 	is_sql($node, "SELECT status, attempts FROM outbox.messages WHERE subscription = 'theirs' AND payload = '$n'", 'ready|0',
 		"$what: the message waits, uncharged");
 	is(scalar(log_lines($node, qr/are not called/, $offset)), 1, "$what: one warning is enough");
@@ -57,6 +58,7 @@ sub waits
 	return unless $undo;
 	sql($node, $undo);
 	eventually($node, "SELECT count(*) FROM got WHERE name = 'their' AND payload = '$n' AND role <> 'postgres'", '1', "$what, and then not: delivered by itself");
+	is_sql($node, "SELECT DISTINCT state FROM outbox.handlers WHERE subscription = 'theirs'", 'ok', "$what, and then not: the view says so");
 	return;
 }
 
@@ -66,8 +68,9 @@ reload($node, 'outbox.poll_interval' => '200ms');
 waits('The role has no privilege to connect to the database.', 'REVOKE CONNECT', 'REVOKE CONNECT ON DATABASE postgres FROM public',
 	'GRANT CONNECT ON DATABASE postgres TO public');
 
-# Renamed: nothing changes.
-sql($node, 'ALTER ROLE app RENAME TO renamed');
+# Renamed: nothing changes, and what a dump would say of it is right, also if somebody else is called so now.
+sql($node, 'ALTER ROLE app RENAME TO renamed; CREATE ROLE app');
+eventually($node, "SELECT role, state FROM outbox.handlers WHERE subscription = 'theirs'", 'renamed|ok', 'renamed: the view says so');
 is_served('renamed: still served', 'renamed');
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'renamed' AND backend_type = 'outbox delivery'");
 is_served('and by a new worker too', 'renamed');
