@@ -61,7 +61,7 @@ extern void catalog_register_callbacks(void);
 extern void routing_locktag(LOCKTAG *tag);
 /* shared by our processes for each transaction, exclusive for DROP EXTENSION; before all others */
 extern void presence_locktag(LOCKTAG *tag, Oid extension);
-/* shared by claims to their commit, exclusive for unsubscribe */
+/* shared by claims and settlements to their commit, exclusive for unsubscribe */
 extern void subscription_lock(int64 subscription_id, LOCKMODE mode);
 
 /* Identity of the data, see design of copies in docs/internals.md */

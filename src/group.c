@@ -23,8 +23,8 @@
  * Before a group ends, the lease of what is left of the batch is renewed; settlements are
  * the progress that this needs.  What could not begin in time is left to expiry.
  *
- * Locks: the rows of the token in order of id; then those of handlers found broken,
- * skipping locked ones.
+ * Locks: the subscription's, shared; the rows of the token in order of id; then those of
+ * handlers found broken, skipping locked ones.
  */
 #include "deliver.h"
 

@@ -9,8 +9,13 @@
  *
  * A token belongs to one session.  Its rows are locked in order of id, always the first
  * among them, so two settlements of the same token cannot deadlock.
+ *
+ * Before them the subscription is locked, shared, as claims do: unsubscribe() comes to the
+ * rows in another order, so it waits for all who hold some before it touches any.
  */
 #include "claim.h"
+
+#include "catalog.h"
 
 #include "lib/qunique.h"
 #include "miscadmin.h"
@@ -116,6 +121,9 @@ lock_token(Lease *lease, int64 position, bool *lost)
 	lease->n = 0;
 	lease->late = 0;
 	lease->runs = palloc(Max(list_length(runs), 1) * sizeof(Run *));
+	/* what has changed while we waited for it the rows themselves will tell */
+	if (runs != NIL)
+		subscription_lock(((Run *) linitial(runs))->subscription_id, AccessShareLock);
 	foreach(cell, runs)
 	{
 		CHECK_FOR_INTERRUPTS();

@@ -6,7 +6,8 @@
  * One error for everything that is not held (any more): OB003, so that clients branch on
  * one code.  Nothing the caller passes is believed but the id and the token.
  *
- * Locks: the rows of the token, to the end of the transaction, see lease.c.
+ * Locks: the subscription's, shared, and the rows of the token, to the end of the
+ * transaction, see lease.c.
  */
 #include "claim.h"
 

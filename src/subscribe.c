@@ -10,7 +10,8 @@
  * unsubscribe() does the reverse.  It waits for claims, which hold the subscription's lock
  * to their commit; after that nobody makes rows for it.
  *
- * Locks: routing lock, then the subscription's, then rows.
+ * Locks: subscribe() takes the routing lock; unsubscribe() the subscription's, exclusive,
+ * then the routing lock, then rows.
  */
 #include "subscription.h"
 
