@@ -45,6 +45,7 @@ OBJS = \
 	src/position.o \
 	src/pushers.o \
 	src/register.o \
+	src/reset.o \
 	src/retry.o \
 	src/rights.o \
 	src/rotate.o \

@@ -1,6 +1,6 @@
 /*
  * admin.c
- *		What operators do to single messages: get, requeue, discard, cancel; and reset.
+ *		What operators do to single messages: get, requeue, discard, cancel.
  *
  * An action looks for the run of a message in each subscription it is about, with a
  * fresh snapshot, locks it and takes the message out of it.  Who had to wait and finds
@@ -486,42 +486,4 @@ outbox_cancel(PG_FUNCTION_ARGS)
 	action.done = "cancelled";
 	action.states = STATE_BIT(RUN_READY) | STATE_BIT(RUN_UNHANDLED);
 	PG_RETURN_INT32(act(fcinfo, NULL, &action));
-}
-
-/*
- * Every message goes, subscriptions and handlers stay; for test suites.  The frontier
- * goes too: with an empty log every later message is new, whatever was routed before.
- * TRUNCATE waits for open transactions that enqueue or claim, and is the one thing that
- * does not go through run.c: no run is left that it could disturb.
- */
-PG_FUNCTION_INFO_V1(outbox_reset);
-Datum
-outbox_reset(PG_FUNCTION_ARGS)
-{
-	Statement	statement;
-	int64		count = 0;
-
-	session_begin("outbox.reset()");
-	if (!has_privs_of_role(GetUserId(), outbox_owner()))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied to reset the outbox"),
-				 errdetail("It removes every message, which is for the owner of the extension.")));
-
-	routing_lock_wait();
-	statement_init(&statement,
-				   "LOCK TABLE outbox.log, outbox.delivery, outbox.self_routed, outbox.dedupe,"
-				   " outbox.frontier IN ACCESS EXCLUSIVE MODE");
-	(void) statement_run(&statement);
-	snapshot_push();
-	for (int i = 0; i <= LOG_KEPT; i++)
-		count += log_count(i, GetActiveSnapshot());
-	snapshot_pop();
-	statement_init(&statement,
-				   "TRUNCATE outbox.log_0, outbox.log_1, outbox.log_2, outbox.log_kept, outbox.segment, outbox.delivery, outbox.self_routed, outbox.dedupe,"
-				   " outbox.frontier");
-	(void) statement_run(&statement);
-	/* claims of tests that had moved their clock may have raised them too far for the next */
-	floor_reset();
-	PG_RETURN_INT64(count);
 }
