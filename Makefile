@@ -16,6 +16,7 @@ OBJS = \
 	src/admin.o \
 	src/adopt.o \
 	src/catalog.o \
+	src/check.o \
 	src/claim.o \
 	src/clock.o \
 	src/constraints.o \

@@ -93,6 +93,7 @@ static const AccessRule rules[] = {
 	{"workers", LOOKING},
 	{"segments", LOOKING},
 	{"counters", LOOKING},
+	{"check", LOOKING},
 	/* behind these views */
 	{"clock", LOOKING},
 	{"backlog", LOOKING},

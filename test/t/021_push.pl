@@ -46,6 +46,8 @@ is_sql($node, "SELECT kind, database, role, running, handled FROM outbox.workers
 	'delivery|postgres|postgres|t|250', 'view workers counts them');
 is_sql($node, "SELECT usename, application_name, query, state FROM pg_stat_activity WHERE backend_type = 'outbox delivery'",
 	'postgres|outbox delivery|delivering messages|idle', 'pg_stat_activity says what it does');
+eventually($node, "SELECT application_name, query, state FROM pg_stat_activity WHERE backend_type = 'outbox coordinator'",
+	'outbox coordinator|routing messages|idle', 'so does the coordinator');
 
 # Its role's rights, and nothing else
 hook('rights', sprintf($insert, "session_user || ' ' || current_user || ' ' || has_table_privilege('pg_authid', 'select')"),
