@@ -5,6 +5,7 @@
 # renewal that was refused (OB003) must have had a reason at some moment of the call.
 import collections
 
+import push_check
 import server
 import states
 from model import COMMITTED, Finding, now, short
@@ -222,5 +223,6 @@ def tell_history(world, message_id):
                                        f'clock {row[4]}' if row else ''))
     for since, offset in world.jumps:
         lines.append(f'clock_offset {offset} since {short(since)}')
+    lines += push_check.tell_history(world, message_id)
     lines.append(f'it is {short(now())} microseconds now')
     return '\n'.join('    ' + line for line in lines)

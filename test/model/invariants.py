@@ -10,6 +10,8 @@ import server
 from model import Finding
 from moves import KINDS, NAMES
 
+DONE = 'done'        # what hooks enqueue
+
 FILED = """
     WITH filed AS MATERIALIZED (
         SELECT d.id AS run, d.subscription_id, d.state, l.position, l.id
@@ -53,7 +55,7 @@ def want(connection, subscriptions):
     for s in subscriptions:
         found = server.query(connection, 'SELECT id FROM outbox.subscription WHERE name = %s', (s.name,))
         s.id = found[0][0]
-        for name, kind in itertools.product(NAMES, sorted(set(KINDS))):
+        for name, kind in itertools.product(NAMES + (DONE,), sorted(set(KINDS))):
             if s.matches(name, kind):
                 server.query(connection, 'INSERT INTO model.wanted VALUES (%s, %s, %s)', (s.id, name, kind))
 

@@ -179,7 +179,11 @@ class World:
         self.jumps = [(0, 0)]               # (since, offset) in microseconds, as ordered
         self.max_prepared = 0
         self.pids = {}                      # session: backend
-        self.kills = []                     # when
+        self.worker_pids = []
+        self.disturbances = None            # what is done to the server, see disturbances.py
+        self.pushed = []
+        self.folder = None                  # where hooks say that they have begun
+        self.push_history = {}
 
     BUSY = object()
 
@@ -212,6 +216,9 @@ class World:
     def clock_high(self):
         at = now()
         return at + self.offset_high(at) + SLACK
+
+    def operable(self):
+        return self.live() + self.pushed
 
     def live(self):
         """Subscriptions that can be claimed from."""

@@ -7,6 +7,7 @@ import json
 import uuid
 
 import operators
+import push
 from model import ABORTED, Aborted, Event, Finding, Lease, Message, now
 
 NAMES = ('order', 'order.created', 'order.paid', 'order.item.created', 'invoice.created', 'user')
@@ -25,6 +26,8 @@ def make(session, txn, single=False):
     table = SINGLE | operators.SINGLE
     if not single:
         table |= MORE | operators.MORE
+        if world.pushed:
+            table = push.with_operators(table)
     if world.calm:
         del table[operators.maintain]
     if world.scarce:

@@ -39,7 +39,7 @@ def switch(session, txn, name):
 
 
 def skip(session, txn):
-    subscription = session.random.choice([s for s in session.world.live() if s.name not in ('default', 'alpha')])
+    subscription = session.random.choice([s for s in session.world.operable() if s.name not in ('default', 'alpha')])
     before = now() + session.world.offset_high(now()) - session.random.randrange(5_000_000)
     event = Event(txn, 'skip', subscription, before=before)
     rows = session.call(event, 'r', 'outbox.skip(%s, model.at(%s)) AS r', (subscription.name, before), GONE)
@@ -57,7 +57,7 @@ def pick_any(session):
     if not known:
         return None
     message = session.random.choice(known)
-    fitting = [s for s in session.world.live() if s.matches(message.name, message.kind)]
+    fitting = [s for s in session.world.operable() if s.matches(message.name, message.kind)]
     return message.id, session.random.choice(fitting)
 
 
@@ -76,7 +76,7 @@ def requeue(session, txn):
 
 
 def requeue_all(session, txn):
-    subscription = session.random.choice(session.world.live())
+    subscription = session.random.choice(session.world.operable())
     event = Event(txn, 'requeue_all', subscription, available_at=None, reset_attempts=True)
     rows = session.call(event, 'r', 'outbox.requeue_all(subscription => %s) AS r', (subscription.name,), GONE)
     event.data['changed'] = rows[0][0]

@@ -13,6 +13,7 @@ import traceback
 import psycopg2
 
 import moves
+import push
 import server
 from model import ABORTED, COMMITTED, OPEN, PREPARED, Aborted, Finding, Txn, now
 from server import ConnectionLost
@@ -21,7 +22,6 @@ ISOLATION = ['READ COMMITTED'] * 6 + ['REPEATABLE READ', 'SERIALIZABLE']
 # Could not serialize, deadlock, lock timeout: whoever gets them tries again.
 RETRY = {'40001': 'could not serialize', '40P01': 'deadlock', '55P03': 'lock timeout'}
 MAX_HELD = 40
-AFTER_KILL = 30_000_000     # a connection lost so long after a kill is a crash
 
 
 class Unsure(Exception):
@@ -69,6 +69,8 @@ class Session(threading.Thread):
         chance = self.random.random()
         if chance < (0.03 if self.world.calm else 0.1):
             self.end_prepared()
+        elif self.world.pushed and chance < 0.15:
+            push.drain(self)
         elif chance < 0.30 and not self.world.options.kill:
             self.single()
         else:
@@ -278,8 +280,8 @@ class Session(threading.Thread):
     # Who does not know whether it ended asks
 
     def reconnect(self, error):
-        """After a kill, when the server has restarted: until then what was killed seems to be in progress."""
-        if not any(at > now() - AFTER_KILL for at in self.world.kills):
+        """After a crash, when the server has restarted: until then what was killed seems to be in progress."""
+        if not self.world.disturbances.explains_loss():
             raise Finding('the server does not crash', str(error))
         instance = self.instance
         end = time.monotonic() + 60
