@@ -217,10 +217,10 @@ bring_new(Taking *taking)
 static void
 pause_ms(int ms)
 {
-	TimestampTz until = GetCurrentTimestamp() + MSECS(ms);
+	TimestampTz until = clock_machine() + MSECS(ms);
 	long		left;
 
-	while ((left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until)) > 0)
+	while ((left = TimestampDifferenceMilliseconds(clock_machine(), until)) > 0)
 	{
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, left, PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

@@ -46,6 +46,7 @@ static int64 monotonic_usecs(void);
 void
 clock_request_shmem(void)
 {
+	(void) clock_machine();		/* so that all processes have one anchor */
 	RequestAddinShmemSpace(MAXALIGN(sizeof(ClockState)));
 }
 
@@ -83,6 +84,20 @@ monotonic_usecs(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (int64) now.tv_sec * USECS_PER_SEC + now.tv_nsec / 1000;
+}
+
+/*
+ * It shows the time of day as it was told when the server started, and goes on at real speed.
+ * What a process waits for must not be hours away because somebody sets the clock back.
+ */
+TimestampTz
+clock_machine(void)
+{
+	static int64 anchor = 0;
+
+	if (anchor == 0)
+		anchor = GetCurrentTimestamp() - monotonic_usecs();
+	return monotonic_usecs() + anchor;
 }
 
 static void

@@ -121,7 +121,7 @@ outbox_coordinator_main(Datum argument)
 	coordinator->poll = MSECS(outbox_poll_interval);
 	coordinator->gather = GATHER_FIRST;
 	coordinator->roles = true;
-	coordinator->began_at = GetCurrentTimestamp();
+	coordinator->began_at = clock_machine();
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
 	coordinator->database->first_served_at = Min(coordinator->database->first_served_at, coordinator->began_at);
 	LWLockRelease(worker_state->lock);
@@ -151,7 +151,7 @@ outbox_coordinator_main(Datum argument)
 		if (may_leave(coordinator))
 			proc_exit(0);
 
-		now = GetCurrentTimestamp();
+		now = clock_machine();
 		pg_atomic_write_u32(&coordinator->slot->busy, 0);
 		if (coordinator->more)
 		{
@@ -182,7 +182,7 @@ gather(Coordinator *coordinator)
 
 	for (;;)
 	{
-		left = until - GetCurrentTimestamp();
+		left = until - clock_machine();
 		work = pg_atomic_read_u32(&coordinator->database->work);
 		if (left <= 0 || work == 0 || (work & WORK_ASKED) != 0)
 			break;
@@ -204,7 +204,7 @@ meet(Coordinator *coordinator, TimestampTz time)
 	if (TIMESTAMP_NOT_FINITE(time))
 		return;
 	left = Max(time - clock_now(), 0);
-	coordinator->deadline = Min(coordinator->deadline, GetCurrentTimestamp() + left + 1000);
+	coordinator->deadline = Min(coordinator->deadline, clock_machine() + left + 1000);
 }
 
 static void
@@ -217,7 +217,7 @@ turn(Coordinator *coordinator)
 	uint32		why;
 	bool		complete;
 
-	coordinator->turn_began = GetCurrentTimestamp();
+	coordinator->turn_began = clock_machine();
 	coordinator->deadline = DT_NOEND;
 	coordinator->more = false;
 	pg_atomic_write_u64(&database->passes_begun, passes);
@@ -263,7 +263,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	{
 		if (OidIsValid(get_extension_oid("outbox", true)))
 		{
-			coordinator->deadline = GetCurrentTimestamp() + BUSY_PAUSE;
+			coordinator->deadline = clock_machine() + BUSY_PAUSE;
 			return false;
 		}
 		forget_database(coordinator);
@@ -285,7 +285,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		guard_rename_roles();
 	coordinator->roles = false;
 	if (!may_make_first_rows(coordinator))
-		coordinator->deadline = GetCurrentTimestamp() + FIRST_ROWS_GRACE / 4;
+		coordinator->deadline = clock_machine() + FIRST_ROWS_GRACE / 4;
 	else if (routing_lock(0))
 	{
 		routed = route(ROUTE_AT_ONCE);
@@ -293,7 +293,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		complete = !coordinator->more;
 	}
 	else
-		coordinator->deadline = GetCurrentTimestamp() + BUSY_PAUSE;
+		coordinator->deadline = clock_machine() + BUSY_PAUSE;
 
 	MemoryContextSwitchTo(lasting);
 	subscriptions = subscription_list(snapshot_push());
@@ -363,7 +363,7 @@ may_make_first_rows(Coordinator *coordinator)
 	if (identity.exists || coordinator->enqueued)
 		return true;
 	return log_has_messages() &&
-		GetCurrentTimestamp() - coordinator->database->first_served_at > FIRST_ROWS_GRACE;
+		clock_machine() - coordinator->database->first_served_at > FIRST_ROWS_GRACE;
 }
 
 static void
@@ -494,7 +494,7 @@ forget_removed(Coordinator *coordinator)
 static void
 tell(Coordinator *coordinator, Told *told, const char *name)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	TimestampTz next;
 
 	if (outbox_notify_interval == 0)
@@ -518,7 +518,7 @@ static bool
 may_leave(Coordinator *coordinator)
 {
 	DatabaseSlot *database = coordinator->database;
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 
 	if (!worker_should_leave(coordinator->slot) &&
 		(!worker_should_make_room(coordinator->slot) ||

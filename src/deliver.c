@@ -334,7 +334,7 @@ hook_timer_start(int64 usecs)
 {
 	if (hook_timer == MAX_TIMEOUTS)
 		hook_timer = RegisterTimeout(USER_TIMEOUT, hook_timer_fired);
-	worker_hook_until(GetCurrentTimestamp() + 2 * usecs);
+	worker_hook_until(clock_machine() + 2 * usecs);
 	enable_timeout_every(hook_timer, GetCurrentTimestamp() + usecs,
 						 (int) Max(usecs / 1000 / 2, 1));
 }

@@ -59,7 +59,7 @@ outbox_delivery_main(Datum argument)
 	before_shmem_exit(delivery_give_back, (Datum) 0);
 	context = AllocSetContextCreate(TopMemoryContext, "outbox delivery", ALLOCSET_DEFAULT_SIZES);
 	PortalContext = context;	/* SPI keeps there what outlives a commit */
-	busy_at = GetCurrentTimestamp();
+	busy_at = clock_machine();
 
 	if (sigsetjmp(local_sigjmp_buf, 1) != 0)
 	{
@@ -84,10 +84,10 @@ outbox_delivery_main(Datum argument)
 		pause = PAUSE_FIRST;
 		if (handled > 0)
 		{
-			busy_at = GetCurrentTimestamp();
+			busy_at = clock_machine();
 			pg_atomic_fetch_add_u64(&slot->handled, handled);
 		}
-		else if (GetCurrentTimestamp() - busy_at > IDLE_MAX)
+		else if (clock_machine() - busy_at > IDLE_MAX)
 			proc_exit(0);
 		CHECK_FOR_INTERRUPTS();
 		session_reload();
@@ -107,7 +107,7 @@ turn(MemoryContext context)
 	int64		claimed = 0;
 
 	turn_cut = false;
-	turn_until = GetCurrentTimestamp() + TURN_MAX;
+	turn_until = clock_machine() + TURN_MAX;
 	session_transaction_begin("delivering messages");
 	MemoryContextSwitchTo(context);
 	/* there may be no coordinator just now that would tell */
@@ -135,7 +135,7 @@ stop_asked(bool in_batch)
 		session_reload();
 		return worker_should_leave(slot);
 	}
-	turn_cut = (ConfigReloadPending || GetCurrentTimestamp() > turn_until);
+	turn_cut = (ConfigReloadPending || clock_machine() > turn_until);
 	return turn_cut || worker_should_leave(slot);
 }
 

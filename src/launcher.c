@@ -124,7 +124,7 @@ outbox_launcher_main(Datum argument)
 		TimestampTz next = launcher_turn();
 
 		pause = PAUSE_FIRST;
-		(void) session_wait(next - GetCurrentTimestamp());
+		(void) session_wait(next - clock_machine());
 		if (strcmp(listed_databases, outbox_databases) != 0)
 			list_databases();
 	}
@@ -172,7 +172,7 @@ list_databases(void)
 static TimestampTz
 launcher_turn(void)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	TimestampTz next = now + LAUNCHER_POLL;
 	bool		others_wait = false;
 

@@ -68,6 +68,8 @@ extern TimestampTz clock_tick(int64 ticks);
 extern TimestampTz clock_unshifted(void);
 extern TimestampTz clock_tick_unshifted(int64 ticks);
 extern void clock_start_above(TimestampTz unshifted);
+/* for waiting and for deadlines of our processes: no step of the wall clock changes it */
+extern TimestampTz clock_machine(void);
 extern void clock_request_shmem(void);
 extern void clock_startup_shmem(void);
 

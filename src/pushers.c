@@ -33,7 +33,7 @@ static int	wake_or_end(Oid database, Oid role);
 TimestampTz
 start_pushers(Oid database, List *roles)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	TimestampTz next = DT_NOEND;
 	ListCell   *cell;
 
@@ -124,7 +124,7 @@ wake_or_end(Oid database, Oid role)
 TimestampTz
 end_stuck_hooks(Oid database)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	TimestampTz next = DT_NOEND;
 	pid_t		stuck[WORKERS_MAX];
 	int			n = 0;

@@ -90,13 +90,13 @@ transaction_end(XactEvent event, void *arg)
 bool
 routing_lock(int wait_ms)
 {
-	TimestampTz give_up = GetCurrentTimestamp() + MSECS(wait_ms);
+	TimestampTz give_up = clock_machine() + MSECS(wait_ms);
 	LOCKTAG		tag;
 
 	routing_locktag(&tag);
 	while (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 	{
-		if (GetCurrentTimestamp() >= give_up)
+		if (clock_machine() >= give_up)
 			return false;
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

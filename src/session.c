@@ -220,10 +220,10 @@ session_reload(void)
 void
 session_pause(const WorkerSlot *slot, int64 usecs)
 {
-	TimestampTz until = GetCurrentTimestamp() + usecs;
+	TimestampTz until = clock_machine() + usecs;
 	int64		left;
 
-	while ((left = until - GetCurrentTimestamp()) > 0 && (slot == NULL || !worker_should_leave(slot)))
+	while ((left = until - clock_machine()) > 0 && (slot == NULL || !worker_should_leave(slot)))
 		(void) session_wait(left);
 }
 

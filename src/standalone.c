@@ -202,7 +202,7 @@ turn(MemoryContext context)
 	session_transaction_commit();
 	history_at = history_turn(history_at);
 
-	turn_until = GetCurrentTimestamp() + LOOK_EVERY;
+	turn_until = clock_machine() + LOOK_EVERY;
 	session_transaction_begin("delivering messages");
 	MemoryContextSwitchTo(context);
 	if (session_extension_lock())
@@ -266,7 +266,7 @@ turn_is_over(bool in_batch)
 		session_reload();
 		return !outbox_enabled || database_is_wanted_alone_now();
 	}
-	return ConfigReloadPending || GetCurrentTimestamp() > turn_until || database_is_wanted_alone_now();
+	return ConfigReloadPending || clock_machine() > turn_until || database_is_wanted_alone_now();
 }
 
 /* In a transaction: a connection takes this lock; who wants the database alone holds one against it. */

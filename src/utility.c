@@ -216,7 +216,7 @@ static bool
 suspend(Oid database)
 {
 	DatabaseSlot *slot = database_slot(database, false);
-	TimestampTz began = GetCurrentTimestamp();
+	TimestampTz began = clock_machine();
 
 	if (slot == NULL || !database_suspend(slot))
 		return false;
@@ -224,8 +224,8 @@ suspend(Oid database)
 
 	PG_TRY();
 	{
-		while (GetCurrentTimestamp() < began + MSECS(SUSPEND_WAIT_MS) &&
-			   anybody_connected(database, GetCurrentTimestamp() > began + MSECS(SUSPEND_ASK_MS)))
+		while (clock_machine() < began + MSECS(SUSPEND_WAIT_MS) &&
+			   anybody_connected(database, clock_machine() > began + MSECS(SUSPEND_ASK_MS)))
 		{
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, PG_WAIT_EXTENSION);
 			ResetLatch(MyLatch);
@@ -248,7 +248,7 @@ anybody_connected(Oid database, bool signal_them)
 	pid_t		pids[WORKERS_MAX];
 	int			n = 0;
 	bool		any = false;
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 
 	LWLockAcquire(worker_state->lock, LW_SHARED);
 	for (int i = 0; i < WORKERS_MAX; i++)

@@ -148,7 +148,7 @@ bool
 wake_and_wait_for_pass(int wait_ms)
 {
 	DatabaseSlot *slot = my_database();
-	TimestampTz give_up = GetCurrentTimestamp() + MSECS(wait_ms);
+	TimestampTz give_up = clock_machine() + MSECS(wait_ms);
 	uint32		process;
 	uint64		begun;
 	bool		done;
@@ -164,7 +164,7 @@ wake_and_wait_for_pass(int wait_ms)
 	while (!(done = (pg_atomic_read_u64(&slot->passes_ended) > begun)) &&
 		   pg_atomic_read_u32(&slot->coordinator) != PG_UINT32_MAX)
 	{
-		long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
+		long		left = TimestampDifferenceMilliseconds(clock_machine(), give_up);
 
 		if (left <= 0 || ConditionVariableTimedSleep(&slot->pass_ended, left, PG_WAIT_EXTENSION))
 			break;

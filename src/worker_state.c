@@ -199,7 +199,7 @@ workers_of(WorkerKind kind, Oid database, Oid role)
 bool
 worker_is_of(const WorkerSlot *slot, WorkerKind kind, Oid database, Oid role)
 {
-	return !is_free(slot, GetCurrentTimestamp()) && slot->kind == kind &&
+	return !is_free(slot, clock_machine()) && slot->kind == kind &&
 		(!OidIsValid(database) || slot->database == database) &&
 		(!OidIsValid(role) || slot->role == role);
 }
@@ -227,7 +227,7 @@ pusher_of(Oid database, Oid role)
 WorkerSlot *
 worker_reserve(WorkerKind kind, Oid database, Oid role)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	WorkerSlot *reserved = NULL;
 
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
@@ -308,7 +308,7 @@ worker_attach(Datum argument, WorkerKind kind)
 	{
 		slot->pid = MyProcPid;
 		slot->process = OUTBOX_MY_PROC_NUMBER;
-		slot->started_at = GetCurrentTimestamp();
+		slot->started_at = clock_machine();
 		pg_atomic_write_u32(&slot->busy, 1);
 		my_slot = slot;
 	}
@@ -326,7 +326,7 @@ worker_attach(Datum argument, WorkerKind kind)
 bool
 no_slot_is_news(void)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	bool		news;
 
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
@@ -352,10 +352,10 @@ give_back(int code, Datum argument)
 		if (code != 0)
 		{
 			/* a failure; one after a healthy while counts as the first */
-			if (GetCurrentTimestamp() - my_slot->started_at > USECS_PER_MINUTE)
+			if (clock_machine() - my_slot->started_at > USECS_PER_MINUTE)
 				database->failures = 0;
 			database->failures = Min(database->failures + 1, 7);
-			database->not_before = GetCurrentTimestamp() +
+			database->not_before = clock_machine() +
 				Min(USECS_PER_SEC << (database->failures - 1), USECS_PER_MINUTE);
 			database->deadline = DT_NOBEGIN;
 		}
@@ -463,7 +463,7 @@ static void
 note_exit(int code)
 {
 	Pusher	   *pusher = pusher_of(my_slot->database, my_slot->role);
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 
 	/* one that has got something done was well */
 	if (code == 0 || pg_atomic_read_u64(&my_slot->handled) > 0 || now - my_slot->started_at > USECS_PER_MINUTE)

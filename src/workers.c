@@ -38,6 +38,7 @@ put_worker(ReturnSetInfo *rsinfo, const WorkerSlot *slot, const char *kind)
 	Datum		values[9];
 	bool		nulls[9] = {false};
 	TimestampTz idle_since = (TimestampTz) pg_atomic_read_u64(unconstify(pg_atomic_uint64 *, &slot->idle_since));
+	int64		to_wall_clock = GetCurrentTimestamp() - clock_machine();
 
 	values[0] = Int32GetDatum((int32) slot->pid);
 	values[1] = CStringGetTextDatum(kind);
@@ -45,10 +46,10 @@ put_worker(ReturnSetInfo *rsinfo, const WorkerSlot *slot, const char *kind)
 	nulls[2] = !OidIsValid(slot->database);
 	values[3] = ObjectIdGetDatum(slot->role);
 	nulls[3] = !OidIsValid(slot->role);
-	values[4] = TimestampTzGetDatum(slot->started_at);
+	values[4] = TimestampTzGetDatum(slot->started_at + to_wall_clock);
 	nulls[4] = (slot->started_at == 0);
 	values[5] = BoolGetDatum(pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->busy)) != 0);
-	values[6] = TimestampTzGetDatum(idle_since);
+	values[6] = TimestampTzGetDatum(idle_since + to_wall_clock);
 	nulls[6] = (idle_since == 0);
 	values[7] = Int64GetDatum((int64) pg_atomic_read_u64(unconstify(pg_atomic_uint64 *, &slot->handled)));
 	values[8] = BoolGetDatum(slot->pid != 0);
