@@ -24,6 +24,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
@@ -64,6 +65,8 @@ subscription_handlers(Subscription *subscription, Snapshot snapshot)
 	TableScanDesc scan;
 	ScanKeyData key;
 
+	/* as in log.c: not older than the lock, or handlers that are there might be missed */
+	snapshot = RegisterSnapshot(IsInParallelMode() ? snapshot : GetLatestSnapshot());
 	ScanKeyInit(&key, HANDLER_SUBSCRIPTION_ID, BTEqualStrategyNumber, F_INT8EQ,
 				Int64GetDatum(subscription->id));
 	scan = table_beginscan(rel, snapshot, 1, &key);
@@ -71,6 +74,7 @@ subscription_handlers(Subscription *subscription, Snapshot snapshot)
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		subscription->handlers = lappend(subscription->handlers, read_row(slot));
 	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, AccessShareLock);
 	list_sort(subscription->handlers, compare_cells);

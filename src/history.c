@@ -27,7 +27,7 @@ TimestampTz
 history_turn(TimestampTz due)
 {
 	static bool sweeping = false;
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = clock_machine();
 	int64		pause = outbox_retention * USECS_PER_SEC / 100;
 	TimestampTz next = now + Max(PAUSE_LEAST, Min(PAUSE_MOST, pause));
 

@@ -95,6 +95,12 @@ log_open_segment(Snapshot snapshot, int number)
 	return reader_open(snapshot, number, number);
 }
 
+/*
+ * A table that was rewritten (ALTER TABLE, pg_repack) seems empty to a snapshot that is
+ * older than that; and whoever took one and then waited for the lock has such a snapshot.
+ * So the reader takes its own, once it has the locks.  That it is newer than the caller's
+ * changes nothing: the caller asks for ranges of transactions that were complete in his.
+ */
 static LogReader *
 reader_open(Snapshot snapshot, int first, int last)
 {
@@ -104,11 +110,16 @@ reader_open(Snapshot snapshot, int first, int last)
 	LogReader  *reader = palloc0(sizeof(LogReader));
 
 	reader->context = context;
-	reader->snapshot = snapshot;
+	for (int i = first; i <= last; i++)
+		LockRelationOid(outbox_oid(segments[i]), AccessShareLock);
+	reader->snapshot = RegisterSnapshot(IsInParallelMode() ? snapshot : GetLatestSnapshot());
 	for (int i = 0; i < N_SEGMENTS; i++)
 		reader->segments[i].done = true;
 	for (int i = first; i <= last; i++)
-		segment_open(&reader->segments[i], segments[i], snapshot);
+	{
+		segment_open(&reader->segments[i], segments[i], reader->snapshot);
+		UnlockRelationOid(outbox_oid(segments[i]), AccessShareLock);
+	}
 	MemoryContextSwitchTo(caller);
 	return reader;
 }
@@ -147,6 +158,7 @@ log_close(LogReader *reader)
 {
 	for (int i = 0; i < N_SEGMENTS; i++)
 		segment_close(&reader->segments[i]);
+	UnregisterSnapshot(reader->snapshot);
 	MemoryContextDelete(reader->context);
 }
 

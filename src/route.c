@@ -52,6 +52,7 @@
 static bool locked_in_transaction = false;
 
 static void transaction_end(XactEvent event, void *arg);
+static void lock_tables(void);
 static int64 first_running_not_below(const Frontier *frontier, int64 transaction);
 static int64 pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64 wanted,
 				  int64 *rows, bool *wrote);
@@ -298,6 +299,22 @@ self_routed_forget(const Frontier *next, const Frontier *s1, const Frontier *s2,
 	rows_close(rows);
 }
 
+/*
+ * Before the snapshot: a table that is rewritten (ALTER TABLE, pg_repack) seems empty to an
+ * older one.  Without the frontier everything would be filed once more; without the
+ * subscriptions, to nobody.
+ */
+static void
+lock_tables(void)
+{
+	static const OutboxObject tables[] = {
+		OB_IDENTITY, OB_FRONTIER, OB_SUBSCRIPTION, OB_HANDLER, OB_SELF_ROUTED
+	};
+
+	for (int i = 0; i < lengthof(tables); i++)
+		LockRelationOid(outbox_oid(tables[i]), AccessShareLock);
+}
+
 int64
 route(int64 enough)
 {
@@ -319,6 +336,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 	bool		more = true;
 
 	*wrote = false;
+	lock_tables();
 	while (more)
 	{
 		Identity	identity;

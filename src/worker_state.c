@@ -370,7 +370,7 @@ give_back(int code, Datum argument)
 		note_exit(code);
 		coordinator = (int) pg_atomic_read_u32(&database->coordinator);
 	}
-	worker_state->left_at = GetCurrentTimestamp();
+	worker_state->left_at = clock_machine();
 	my_slot->used = false;
 	my_slot->pid = 0;
 	my_slot = NULL;
@@ -423,7 +423,7 @@ workers_make_room(void)
 static bool
 somebody_leaves(void)
 {
-	if (GetCurrentTimestamp() - worker_state->left_at < USECS_PER_SEC)
+	if (clock_machine() - worker_state->left_at < USECS_PER_SEC)
 		return true;
 	for (int i = 0; i < WORKERS_MAX; i++)
 	{
