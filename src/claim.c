@@ -33,7 +33,6 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 PG_FUNCTION_INFO_V1(outbox_claim_batch);
 PG_FUNCTION_INFO_V1(outbox_revoke_lease);
@@ -222,7 +221,8 @@ pause_ms(int ms)
 
 	while ((left = TimestampDifferenceMilliseconds(clock_machine(), until)) > 0)
 	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, left, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, left,
+						 outbox_wait_event(OUTBOX_WAIT_RUNS));
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}

@@ -13,6 +13,7 @@
 #include "catalog/pg_proc.h"
 #include "utils/acl.h"
 #include "utils/rangetypes.h"
+#include "utils/wait_event.h"
 
 #if PG_VERSION_NUM < 150000
 #error "outbox needs PostgreSQL 15 or later"
@@ -31,6 +32,39 @@
 #else
 #define outbox_lock_held_by_me(tag, mode) LockHeldByMe(tag, mode, false)
 #endif
+
+/* what a process waits for; before 17 all of it is "Extension" */
+typedef enum OutboxWait
+{
+	OUTBOX_WAIT_WORK,			/* a process of ours, for something to do */
+	OUTBOX_WAIT_ROUTING,		/* a claim, for another one that routes */
+	OUTBOX_WAIT_PASS,			/* a claim, for the coordinator to route */
+	OUTBOX_WAIT_RUNS,			/* a claim, for runs that others hold */
+	OUTBOX_WAIT_RETRY,			/* a delivery, where another transaction was in the way */
+	OUTBOX_WAIT_LEAVE			/* DROP DATABASE and the like, for our processes to leave */
+} OutboxWait;
+
+static inline uint32
+outbox_wait_event(OutboxWait wait)
+{
+#if PG_VERSION_NUM < 170000
+	return PG_WAIT_EXTENSION;
+#else
+	static const char *const names[] = {
+		[OUTBOX_WAIT_WORK] = "OutboxWork",
+		[OUTBOX_WAIT_ROUTING] = "OutboxRouting",
+		[OUTBOX_WAIT_PASS] = "OutboxPass",
+		[OUTBOX_WAIT_RUNS] = "OutboxRuns",
+		[OUTBOX_WAIT_RETRY] = "OutboxRetry",
+		[OUTBOX_WAIT_LEAVE] = "OutboxLeave",
+	};
+	static uint32 events[lengthof(names)];
+
+	if (events[wait] == 0)
+		events[wait] = WaitEventExtensionNew(names[wait]);
+	return events[wait];
+#endif
+}
 
 #if PG_VERSION_NUM < 160000
 static inline RangeType *

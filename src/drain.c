@@ -40,7 +40,6 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 /* Hook calls in one transaction; a group ends after a second too, see group.c. */
 #define GROUP_CALLS		50
@@ -498,7 +497,7 @@ static void
 pause_before(int try)
 {
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 FIRST_PAUSE_MS << (try - 1), PG_WAIT_EXTENSION);
+					 FIRST_PAUSE_MS << (try - 1), outbox_wait_event(OUTBOX_WAIT_RETRY));
 	ResetLatch(MyLatch);
 }
 

@@ -38,7 +38,6 @@
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 /* A pass ends at the first transaction boundary after so many rows. */
 #define ROUTE_BITE 10000
@@ -99,7 +98,8 @@ routing_lock(int wait_ms)
 	{
 		if (clock_machine() >= give_up)
 			return false;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1,
+						 outbox_wait_event(OUTBOX_WAIT_ROUTING));
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}

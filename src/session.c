@@ -33,7 +33,6 @@
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 /* session_become_owner() was called in this transaction */
 static bool is_owner = false;
@@ -200,7 +199,8 @@ session_wait(int64 usecs)
 	long		ms = (long) Max(1, Min(usecs / 1000, 3600 * 1000));
 	int			events;
 
-	events = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, PG_WAIT_EXTENSION);
+	events = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
+					   outbox_wait_event(OUTBOX_WAIT_WORK));
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
 	session_reload();

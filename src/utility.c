@@ -36,7 +36,6 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 /* Who is idle leaves by itself; who calls a hook, or is registered, takes longer. */
 #define SUSPEND_ASK_MS	100
@@ -227,7 +226,8 @@ suspend(Oid database)
 		while (clock_machine() < began + MSECS(SUSPEND_WAIT_MS) &&
 			   anybody_connected(database, clock_machine() > began + MSECS(SUSPEND_ASK_MS)))
 		{
-			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, PG_WAIT_EXTENSION);
+			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10,
+							 outbox_wait_event(OUTBOX_WAIT_LEAVE));
 			ResetLatch(MyLatch);
 			CHECK_FOR_INTERRUPTS();
 		}

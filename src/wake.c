@@ -14,7 +14,6 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 static uint32 work_at_commit = 0;
 static DatabaseSlot *own_slot = NULL;
@@ -166,7 +165,8 @@ wake_and_wait_for_pass(int wait_ms)
 	{
 		long		left = TimestampDifferenceMilliseconds(clock_machine(), give_up);
 
-		if (left <= 0 || ConditionVariableTimedSleep(&slot->pass_ended, left, PG_WAIT_EXTENSION))
+		if (left <= 0 || ConditionVariableTimedSleep(&slot->pass_ended, left,
+													   outbox_wait_event(OUTBOX_WAIT_PASS)))
 			break;
 	}
 	ConditionVariableCancelSleep();

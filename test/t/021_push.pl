@@ -48,6 +48,8 @@ is_sql($node, "SELECT usename, application_name, query, state FROM pg_stat_activ
 	'postgres|outbox delivery|delivering messages|idle', 'pg_stat_activity says what it does');
 eventually($node, "SELECT application_name, query, state FROM pg_stat_activity WHERE backend_type = 'outbox coordinator'",
 	'outbox coordinator|routing messages|idle', 'so does the coordinator');
+eventually($node, "SELECT DISTINCT wait_event FROM pg_stat_activity WHERE backend_type ~ '^outbox'",
+	sql($node, 'SHOW server_version_num') < 170000 ? 'Extension' : 'OutboxWork', 'and what they wait for');
 
 # Its role's rights, and nothing else
 hook('rights', sprintf($insert, "session_user || ' ' || current_user || ' ' || has_table_privilege('pg_authid', 'select')"),
