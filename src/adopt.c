@@ -44,6 +44,7 @@ static void open_for_stray(Stray *stray, Oid segment);
 static bool is_stray(const Frontier *stored, TupleTableSlot *slot);
 static void move_stray(Stray *stray, TupleTableSlot *slot);
 static void enable_triggers_always(void);
+static void advance_sequences(void);
 static void find_roles_again(void);
 
 static bool
@@ -182,6 +183,26 @@ enable_triggers_always(void)
 	}
 }
 
+/* Logical replication brings the rows and leaves the sequences of their ids behind. */
+static void
+advance_sequences(void)
+{
+	static const char *const tables[] = {"delivery", "subscription", "handler", "access"};
+
+	for (int i = 0; i < lengthof(tables); i++)
+	{
+		Statement	statement;
+
+		statement_init(&statement,
+					   psprintf("SELECT pg_catalog.setval('outbox.%s_id_seq'::pg_catalog.regclass, t.newest)"
+								" FROM (SELECT pg_catalog.max(r.id) AS newest FROM outbox.%s r) t,"
+								" outbox.%s_id_seq s"
+								" WHERE t.newest OPERATOR(pg_catalog.>=) s.last_value",
+								tables[i], tables[i], tables[i]));
+		(void) statement_run(&statement);
+	}
+}
+
 /* Roles have other OIDs in another cluster. */
 static void
 find_roles_again(void)
@@ -227,6 +248,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	}
 	segments_reprieve();		/* what another cluster has decided means nothing here */
 	enable_triggers_always();
+	advance_sequences();
 	move_strays(&stored);
 	identity_take_over(true);
 	(void) identity_ensure();
