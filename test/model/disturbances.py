@@ -28,7 +28,8 @@ STOPS = ('terminate launcher', 'terminate coordinator', 'terminate delivery', 't
 class Window:
     """From a moment before to a moment after; open: not over yet."""
 
-    def __init__(self, end=None, pid=None):
+    def __init__(self, what, end=None, pid=None):
+        self.what = what
         self.begin = now()
         self.end = end
         self.pid = pid          # None: all processes
@@ -48,12 +49,12 @@ class Disturbances:
         self.stops = []
         self.revokes = []       # events: leases ended by an operator
 
-    def crash(self):
-        self.crashes.append(Window())
+    def crash(self, what):
+        self.crashes.append(Window(what))
         return self.crashes[-1]
 
-    def stop(self, pid=None, lasts=None):
-        self.stops.append(Window(pid=pid, end=lasts and now() + lasts))
+    def stop(self, what, pid=None, lasts=None):
+        self.stops.append(Window(what, pid=pid, end=lasts and now() + lasts))
         return self.stops[-1]
 
     def explains_loss(self):
@@ -113,7 +114,7 @@ class Disturber:
         if not pids:
             return
         before = self.instance()
-        window = self.record.crash()
+        window = self.record.crash(what)
         if server.kill(self.random.choice(sorted(pids)), self.world.options.kill_command):
             if self.wait_until_back(before, KILL_TAKES):
                 self.world.count('crash', what)
@@ -122,17 +123,20 @@ class Disturber:
     def restart(self, what):
         number = {'kill postmaster': signal.SIGKILL, 'immediate restart': signal.SIGQUIT,
                   'fast restart': signal.SIGINT}[what]
-        window = self.record.stop() if what == 'fast restart' else self.record.crash()
+        # who loses the postmaster may end in good order
+        windows = [self.record.stop(what)] if what != 'immediate restart' else []
+        windows += [self.record.crash(what)] if what != 'fast restart' else []
         if not self.cluster.stop(number):
             raise Finding('the server stops when it is asked to', f'{what} takes too long')
         self.cluster.start()
         self.wait_until_back(None, PATIENCE)
-        window.close()
+        for window in windows:
+            window.close()
         self.world.count('crash', what)
 
     def arm(self, what):
         self.before = self.instance()
-        self.trap = self.record.crash()
+        self.trap = self.record.crash(what)
         self.trap_name = what
         self.trap_ends = now() + 4_000_000
         with contextlib.suppress(FileNotFoundError):
@@ -202,7 +206,7 @@ class Disturber:
             if not pids:
                 return
             pid = self.random.choice(pids)
-            self.record.stop(pid, STOPPING)
+            self.record.stop(what, pid, STOPPING)
             server.query(connection, f'SELECT pg_{action}_backend(%s)', (pid,))
         self.world.count(what)
 

@@ -42,7 +42,7 @@ class PushComparison:
         told = collections.defaultdict(list)
         stuck = {(b.pid, b.key) for b in self.begun if b.plan == 'stuck'}
         for pid, at in stuck:           # its process is ended by the coordinator
-            window = self.world.disturbances.stop(pid)
+            window = self.world.disturbances.stop('stuck', pid)
             window.begin, window.end = at, at + 20_000_000
         for entry in self.begun + self.effects:
             told[entry.id].append(entry)
@@ -138,6 +138,6 @@ def tell_history(world, message_id):
         what = f'begins attempt {entry.attempt} of {entry.limit}, plan {entry.plan}' if entry.kind == 'begun' \
             else f'has had its effect in attempt {entry.attempt}'
         lines.append(f'{short(entry.key)} {entry.subscription}: {entry.pid} {what}{by}')
-    for what, windows in ('crash', world.disturbances.crashes), ('stop', world.disturbances.stops):
-        lines += [f'{what} of {w.pid or "all"} from {short(w.begin)} to {short(w.end)}' for w in windows]
+    for w in world.disturbances.crashes + world.disturbances.stops:
+        lines.append(f'{w.what}{f" ({w.pid})" if w.pid else ""} from {short(w.begin)} to {short(w.end)}')
     return lines

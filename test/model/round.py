@@ -230,7 +230,7 @@ class Round:
             self.world.moves.update({'effect': effects, 'notification': len(self.listener.heard)})
 
     def switch_workers(self, to):
-        window = self.world.disturbances.stop() if to == 'off' else None
+        window = self.world.disturbances.stop('switched off') if to == 'off' else None
         server.query(self.watcher, f'ALTER SYSTEM SET outbox.enabled = {to}')
         server.query(self.watcher, 'SELECT pg_reload_conf()')
         if to == 'off':
