@@ -89,16 +89,7 @@ BEGIN ATOMIC
            'Deliveries wait for a slot, or databases for each other.',
            format('ALTER SYSTEM SET max_worker_processes = %s; -- and restart the server',
                   CASE WHEN c.slots_short THEN c.allowed + c.processes ELSE c.processes END)
-      FROM c WHERE c.preloaded AND c.enabled AND c.launcher AND (c.slots_short OR c.allowed < c.processes)
-    UNION ALL
-    SELECT 'warning', format('role "%s"', r.rolname),
-           CASE WHEN r.rolcanlogin THEN 'it may not connect to this database' ELSE 'it may not log in' END,
-           'Workers connect as the role whose hooks they call: its messages wait.',
-           CASE WHEN r.rolcanlogin THEN format('GRANT CONNECT ON DATABASE %I TO %I;', current_database(), r.rolname)
-                ELSE format('ALTER ROLE %I LOGIN;', r.rolname) END
-      FROM c
-      JOIN pg_roles r ON r.oid IN (SELECT h.role_oid FROM outbox.handler h)
-     WHERE c.preloaded AND NOT (r.rolcanlogin AND has_database_privilege(r.oid, current_database(), 'connect'));
+      FROM c WHERE c.preloaded AND c.enabled AND c.launcher AND (c.slots_short OR c.allowed < c.processes);
 END;
 COMMENT ON FUNCTION outbox.check_workers() IS 'findings about workers; a part of check()';
 
@@ -216,16 +207,32 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.check_subscriptions() IS 'findings about subscriptions; a part of check()';
 
+-- A handler is forbidden (src/rights.c) for what its role lacks, or for what it lacks itself.
 CREATE FUNCTION outbox.check_handlers()
 RETURNS SETOF outbox.finding
 LANGUAGE sql STABLE PARALLEL UNSAFE ROWS 1
 BEGIN ATOMIC
-    WITH h AS (
+    WITH r AS (
+        SELECT a.oid, a.rolname AS name, o.rolname AS owner,
+               CASE WHEN NOT a.rolcanlogin THEN 'login'
+                    WHEN NOT has_database_privilege(a.oid, current_database(), 'connect') THEN 'connect'
+                    WHEN NOT EXISTS (SELECT FROM pg_proc p
+                                      WHERE p.proname = 'drain' AND p.pronamespace = CAST('outbox' AS regnamespace)
+                                        AND has_function_privilege(a.oid, p.oid, 'execute')) THEN 'drain'
+                    WHEN NOT (o.rolsuper OR pg_has_role(o.oid, a.oid, 'usage')) THEN 'trust' END AS lacks
+          FROM pg_roles a
+          JOIN pg_roles o ON o.oid = (SELECT c.relowner FROM pg_class c WHERE c.oid = CAST('outbox.delivery' AS regclass))
+         WHERE a.oid IN (SELECT d.role_oid FROM outbox.handler d)),
+    h AS (
         SELECT x.*, format('handler "%s" of subscription "%s"', x.name_pattern, x.subscription) AS subject,
                format('SELECT outbox.unregister(%L, %L%s%s);', x.name_pattern, x.subscription,
                       ', kind => ' || quote_literal(x.kind), ', version => ' || x.version) AS unregister,
-               EXISTS (SELECT FROM pg_roles r WHERE r.rolname = x.role) AS has_role
-          FROM outbox.handlers x)
+               CASE WHEN r.oid IS NULL THEN 'role'
+                    WHEN r.lacks IS NOT NULL THEN r.lacks
+                    WHEN NOT has_function_privilege(r.oid, CAST(to_regprocedure(x.function || '(outbox.message)') AS oid), 'execute') THEN 'execute'
+                    ELSE 'consume' END AS lacks
+          FROM outbox.handlers x
+          LEFT JOIN r ON r.name = x.role)
     SELECT 'warning', h.subject,
            format('its function %s(outbox.message) is missing', h.function),
            'Its messages are kept, uncharged, until the function is there again.',
@@ -233,12 +240,27 @@ BEGIN ATOMIC
       FROM h WHERE h.state = 'broken'
     UNION ALL
     SELECT 'warning', h.subject,
-           CASE WHEN h.has_role THEN format('role "%s" may not execute %s(outbox.message)', h.role, h.function)
-                ELSE format('role "%s" does not exist', h.role) END,
-           CASE WHEN h.has_role THEN 'Its messages fail until their attempts are used up.' ELSE 'Its messages wait.' END,
-           CASE WHEN h.has_role THEN format('GRANT EXECUTE ON FUNCTION %s(outbox.message) TO %I;', h.function, h.role)
-                ELSE h.unregister || ' -- and register it as another role' END
-      FROM h WHERE h.state = 'forbidden'
+           CASE h.lacks WHEN 'role' THEN format('role "%s" does not exist', h.role)
+                        WHEN 'execute' THEN format('role "%s" may not execute %s(outbox.message)', h.role, h.function)
+                        ELSE format('role "%s" may use other subscriptions only', h.role) END,
+           CASE h.lacks WHEN 'execute' THEN 'Its messages fail until their attempts are used up.' ELSE 'Its messages wait.' END,
+           CASE h.lacks WHEN 'role' THEN h.unregister || ' -- and register it as another role'
+                        WHEN 'execute' THEN format('GRANT EXECUTE ON FUNCTION %s(outbox.message) TO %I;', h.function, h.role)
+                        ELSE format('SELECT outbox.grant_access(%L, ''consumer'', %L);', h.role, h.subscription) END
+      FROM h WHERE h.state = 'forbidden' AND h.lacks IN ('role', 'execute', 'consume')
+    UNION ALL
+    SELECT 'warning', format('role "%s"', r.name),
+           CASE r.lacks WHEN 'login' THEN 'it may not log in'
+                        WHEN 'connect' THEN 'it may not connect to this database'
+                        WHEN 'drain' THEN 'it may not call outbox.drain()'
+                        ELSE format('the owner of the extension, "%s", has not its privileges', r.owner) END,
+           'Workers connect as the role whose handlers they serve, and do what it could do itself. Its messages wait.',
+           CASE r.lacks WHEN 'login' THEN format('ALTER ROLE %I LOGIN;', r.name)
+                        WHEN 'connect' THEN format('GRANT CONNECT ON DATABASE %I TO %I;', current_database(), r.name)
+                        WHEN 'drain' THEN (SELECT string_agg(DISTINCT format('SELECT outbox.grant_access(%L, ''consumer'', %L);', r.name, h.subscription), ' ')
+                                             FROM h WHERE h.role = r.name)
+                        ELSE format('GRANT %I TO %I; -- or make a superuser the owner', r.name, r.owner) END
+      FROM r WHERE r.lacks IS NOT NULL
     UNION ALL
     SELECT 'notice', h.subject,
            format('its timeout of %s seconds is longer than max_active, %s seconds', h.timeout_seconds, a.seconds),

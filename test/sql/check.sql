@@ -141,6 +141,30 @@ REVOKE EXECUTE ON FUNCTION hook FROM PUBLIC;
 SELECT * FROM findings;
 SELECT remedy FROM remedies \gexec
 SELECT * FROM findings;
+-- what the role itself lacks; one row, however many handlers it has
+SET ROLE check_hooks;
+SELECT outbox.register_notify('r', 'news', 'role');
+RESET ROLE;
+ALTER ROLE check_hooks NOLOGIN;
+SELECT * FROM findings;
+SELECT remedy FROM remedies \gexec
+SELECT outbox.revoke_access('check_hooks', 'consumer');
+SELECT * FROM findings;
+SELECT outbox.grant_access('check_hooks', 'consumer', 'push');
+SELECT * FROM findings;
+SELECT remedy FROM remedies \gexec
+SELECT * FROM findings;
+SELECT outbox.revoke_access('check_hooks', 'consumer');
+SELECT remedy FROM remedies \gexec
+SELECT * FROM findings;
+CREATE ROLE check_owner;
+ALTER TABLE outbox.delivery OWNER TO check_owner;
+SELECT * FROM findings;
+SELECT remedy FROM remedies \gexec
+SELECT * FROM findings;
+SELECT CAST(current_user AS text) AS me \gset
+ALTER TABLE outbox.delivery OWNER TO :"me";
+DROP ROLE check_owner;
 DROP OWNED BY check_hooks;
 DROP ROLE check_hooks;
 SELECT * FROM findings;
