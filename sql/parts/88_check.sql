@@ -334,6 +334,14 @@ BEGIN ATOMIC
        AND p.pronamespace = t.relnamespace
        AND g.tgenabled <> 'A'
     UNION ALL
+    SELECT 'warning', format('segment %s', g.segment),
+           format('it could have left the log %s seconds ago, but for %s',
+                  CAST(extract(epoch FROM outbox.clock() - g.removable_at) AS bigint), g.held_by),
+           'The log grows until it goes. Nothing is lost, and nothing gets slower.',
+           'SELECT * FROM outbox.segments; -- Retention in the operations guide says what to do for each reason'
+      FROM outbox.segments g
+     WHERE g.held_by IS NOT NULL AND g.removable_at < outbox.clock() - interval '5 minutes'
+    UNION ALL
     SELECT 'warning', 'NOTIFY',
            format('%s %% of the queue of notifications are used', round(CAST(100 * q.usage AS numeric))),
            'When it is full every transaction fails that notifies, deliveries to channels included. A session that listens and stays in a transaction keeps it from being emptied.',

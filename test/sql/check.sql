@@ -221,6 +221,22 @@ SELECT * FROM findings;
 SELECT remedy FROM remedies \gexec
 SELECT * FROM findings;
 
+-- a segment of the log that could go, and does not
+SET outbox.retention = '100s';
+SELECT outbox.subscribe('slow', 'p.slow');
+SELECT count(outbox.enqueue('p.slow', to_jsonb(n))) FROM generate_series(1, 10001) n;
+SET outbox.clock_offset = '60s';
+SELECT routed > 0 AS routed FROM outbox.maintain();
+SET outbox.clock_offset = '161s';
+SELECT rotated FROM outbox.maintain();
+SELECT severity, subject FROM findings WHERE subject ~ 'segment';
+SET outbox.clock_offset = '470s';
+SELECT severity, subject, regexp_replace(what, '\d+ seconds', 'n seconds') AS what, why, remedy FROM findings WHERE subject ~ 'segment';
+SELECT outbox.unsubscribe('slow', discard_pending => true), outbox.skip('push', 'infinity');
+SELECT severity, subject FROM findings WHERE subject ~ 'segment';
+RESET outbox.clock_offset;
+RESET outbox.retention;
+
 \x off
 -- The worst first.
 ALTER TABLE outbox.delivery DISABLE TRIGGER delivery_changed;
