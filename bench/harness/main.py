@@ -10,8 +10,9 @@ import traceback
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'),
                 os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'peers')]
 
-SCENARIOS = {'a': 'a_enqueue', 'c': 'c_claim', 'e': 'e_snapshot'}
-PEERS = {'textbook': 'textbook', 'pgq': 'pgq'}
+SCENARIOS = {'a': 'a_enqueue', 'b': 'b_bulk', 'c': 'c_claim', 'd': 'd_bytes', 'e': 'e_snapshot', 'f': 'f_backlog', 'g': 'g_push',
+             'h': 'h_load'}
+PEERS = {'textbook': 'textbook', 'pgq': 'pgq', 'graphile-worker': 'graphile_worker', 'pg-boss': 'pg_boss', 'pgmq': 'pgmq'}
 
 
 def scenario(letter):
@@ -103,10 +104,10 @@ class Bench:
         """Measures variants in turn, round by round: {(peer, params): function returning a value}; each is a record."""
         from harness.peer import NotHere
         values = {key: [] for key in variants}
-        for _ in range(rounds or self.rounds):
+        for number in range(rounds or self.rounds):
             for (peer, more), function in variants.items():
                 key = (peer, more)
-                if values[key] is None:
+                if values[key] is None or number >= peer.rounds:
                     continue
                 try:
                     values[key].append(function())

@@ -27,6 +27,7 @@ class Peer:
     name = ''                # as in --peers, and in the results
     about = ''               # what it is and how it is driven, for the report
     push = False             # whether the server calls functions with messages
+    rounds = 99              # at most so many rounds; for those that no goal is about and that take long
     shares_queue = True      # whether several consumers can take from one queue
     batches_by_fill = False  # whether fill() fixes the size of the batches, so that each measurement needs its own
 

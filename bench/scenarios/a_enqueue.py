@@ -54,20 +54,20 @@ def prepare(bench, stack, peers):
 
 
 def measure(bench, databases, clients, commit, size):
-    seconds = bench.pick(1, 2)
+    seconds = bench.pick(1, 2 if clients == 4 else 1)
     variables = {'payload': payload(size)}
     options = f'-c synchronous_commit={commit}'
 
     def tps(peer, db):
         return lambda: pgbench.run(bench, db, peer.enqueue(), clients, seconds, variables=variables, options=options).tps
     bench.interleave('enqueue', 'messages/s', {(peer, ()): tps(peer, db) for peer, db in databases.items()},
-                     rounds=bench.pick(2, 5 if clients == 4 else 2), clients=clients, commit=commit, size=size)
+                     rounds=None if clients == 4 and size == 250 else 2, clients=clients, commit=commit, size=size)
 
 
 def business(bench, stack):
     """The floor is a bare INSERT in the same place: what any row more costs."""
     scale = bench.pick(5, 20)
-    names = bench.pick(('outbox',), ('outbox', 'floor', 'textbook', 'pgq'))
+    names = bench.pick(('outbox',), ('outbox', 'floor', 'textbook'))
     peers = [peer for peer in [bench.floor] + bench.peers if peer.name in names]
     databases = prepare(bench, stack, peers)
     for db in databases.values():
@@ -88,5 +88,5 @@ def initialise(bench, db, scale):
 
 def tpcb(bench, db, enqueue, commit, scale):
     variables = {'scale': scale, 'payload': payload(250)}
-    return lambda: pgbench.run(bench, db, TPCB.format(enqueue=enqueue), 4, bench.pick(1, 3), variables=variables,
+    return lambda: pgbench.run(bench, db, TPCB.format(enqueue=enqueue), 4, bench.pick(1, 2), variables=variables,
                                options=f'-c synchronous_commit={commit}').tps

@@ -24,7 +24,8 @@ def measure(bench, peer, variant, window):
     if peer is bench.outbox:
         windows, limit = (10, 60) if variant == 'control' else (bench.pick(20, 100), 300)
     else:
-        windows, limit = bench.pick(5, 10), bench.pick(6, {'control': 30, 'snapshot': 60, 'writer': 20}[variant])
+        limit = {'control': 20, 'snapshot': 60, 'writer': 20}[variant]
+        windows, limit = bench.pick((5, 6), (10, limit if peer.rounds > 2 else limit // 2))
     with bench.server.database(peer.name) as db:
         peer.create(db)
         name = db.input(BATCH, 250)
