@@ -103,7 +103,7 @@ static const AccessRule rules[] = {
 	{"worker_rows", LOOKING},
 	{"segment_holders", LOOKING},
 	{"oldest_viewer", LOOKING},
-	{"writer_of", LOOKING},
+	{"user_of", LOOKING},
 	{"counter_rows", LOOKING},
 
 	/* say nothing about what is stored */

@@ -246,7 +246,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 		snapshot_pop();
 		PG_RETURN_BOOL(false);
 	}
-	segments_reprieve();		/* what another cluster has decided means nothing here */
+	segments_strike_out();		/* what another cluster has decided means nothing here */
 	enable_triggers_always();
 	advance_sequences();
 	move_strays(&stored);

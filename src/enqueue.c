@@ -28,6 +28,7 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/jsonb.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -205,10 +206,14 @@ default_traceparent(NewMessage *message)
 		MESSAGE_SET(message, LOG_HEADERS, JsonbPGetDatum(JsonbValueToJsonb(made)));
 }
 
-/* Rotation may have moved on before we had the lock: look again. */
+/*
+ * Rotation may have moved on before we had the lock: look again.  What was told long ago is
+ * heard before the lock is asked for: nobody waits for who is about to let a segment go.
+ */
 static Relation
 open_segment(void)
 {
+	AcceptInvalidationMessages();
 	for (;;)
 	{
 		Oid			segment = log_segment(segment_writing());

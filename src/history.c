@@ -1,15 +1,17 @@
 /*
  * history.c
  *		What workers do about settled history: now and then a look at the ring of segments,
- *		then the bites of sweeping, each in a transaction of its own.
+ *		then the bites of sweeping, each in a transaction of its own: who waits for a segment
+ *		that is being truncated does not wait for more than that.
  *
- * The next look is fixed before this one begins: where something is wrong with a segment,
- * an error comes back once a minute and stops nothing else.
+ * Where something is wrong with a segment, routing and delivery go on: the error stays in
+ * a subtransaction, is told once, and the next look comes at its time.
  *
  * Locks: the extension, shared; those of rotate.c and sweep.c.
  */
 #include "worker.h"
 
+#include "deliver.h"
 #include "rotate.h"
 #include "route.h"
 
@@ -20,7 +22,8 @@
 #define PAUSE_LEAST	(1 * USECS_PER_SEC)
 #define PAUSE_MOST	(60 * USECS_PER_SEC)
 
-static bool look(void);
+static void work(void *arg);
+static void tell(const ErrorData *error);
 
 /* When to come again; a while from now, or at once in the middle of sweeping. */
 TimestampTz
@@ -33,30 +36,58 @@ history_turn(TimestampTz due)
 
 	if (now < due && !sweeping)
 		return due;
-	sweeping = false;
 	session_transaction_begin("removing settled history");
-	sweeping = session_extension_lock() && look();
+	if (!session_extension_lock())
+		sweeping = false;
+	else
+	{
+		ErrorData  *error = subtransaction_try(work, &sweeping);
+
+		if (error != NULL)
+			sweeping = false;
+		tell(error);
+	}
 	session_transaction_commit();
 	return sweeping ? now : next;
 }
 
-/* In a transaction.  True: there is more to sweep. */
-static bool
-look(void)
+/* A look at the ring, or a bite; *sweeping: whether a bite comes next. */
+static void
+work(void *arg)
 {
+	bool	   *sweeping = arg;
 	Frontier	frontier;
-	bool		wrote = false;
-	int			emptied = 0;
+	bool		wrote;
 
+	if (*sweeping)
+	{
+		*sweeping = sweep();
+		return;
+	}
 	frontier_read(&frontier, snapshot_push());
 	snapshot_pop();
 	if (frontier.id == 0 || frontier_is_copy(&frontier))
-		return false;
+		return;
 	if (routing_lock(0))
 	{
-		emptied = rotate(&wrote);
+		(void) rotate(&wrote);
 		if (!wrote)
 			routing_unlock();
 	}
-	return sweep() || emptied > 0;
+	*sweeping = true;
+}
+
+/* When it changes. */
+static void
+tell(const ErrorData *error)
+{
+	static int	told = 0;
+
+	if (error != NULL && error->sqlerrcode != told)
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("settled history could not be removed: %s", error->message),
+				 error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
+				 errhint("The log grows meanwhile; everything else goes on. See outbox.segments.")));
+	told = (error != NULL) ? error->sqlerrcode : 0;
 }

@@ -2,8 +2,8 @@
  * maintain.c
  *		maintain(): what keeps the queue going, for whoever runs no worker of ours.
  *
- * Routing, taking back what has expired, turning the ring of segments, and removing dedupe
- * keys whose window is over.  None of it is needed for a claim to be right: claims route
+ * Routing, taking back what has expired, turning the ring of segments, sweeping after
+ * those that earlier calls have emptied, and removing dedupe keys whose window is over.  None of it is needed for a claim to be right: claims route
  * and expire what they need.
  * But status is only as fresh as the last pass, and subscriptions that nobody claims
  * from have nobody else.
@@ -53,7 +53,9 @@ outbox_maintain(PG_FUNCTION_ARGS)
 	frontier_check();
 	floor_reset();				/* whatever a superuser did with triggers disabled */
 	guard_rename_roles();
-	/* routing last: its lock is held to the commit */
+	/* sweeping first: it locks the log; routing last: its lock is held to the commit */
+	for (int bites = 0; bites < MAX_BITES && sweep(); bites++)
+		CHECK_FOR_INTERRUPTS();
 	values[1] = Int64GetDatum(expire_all());
 	forget_dedupe_keys();
 	if (routing_lock(ROUTING_WAIT_MS))
@@ -65,8 +67,6 @@ outbox_maintain(PG_FUNCTION_ARGS)
 	}
 	else
 		values[2] = Int32GetDatum(0);
-	for (int bites = 0; bites < MAX_BITES && sweep(); bites++)
-		CHECK_FOR_INTERRUPTS();
 	values[0] = Int64GetDatum(routed);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }

@@ -18,7 +18,8 @@
  *	   run yet is not old, it is new.
  *	 - The segment is locked against writers before that: a transaction that has enqueued
  *	   into it and is still open keeps it.  From then on nobody writes there, since all
- *	   have learned meanwhile that another segment is written.
+ *	   have learned meanwhile that another segment is written.  Our own lock would not keep
+ *	   us off: a transaction that has enqueued decides nothing.
  *	 - Whoever makes settled messages unsettled (requeue, subscribe, adopt) does it with a
  *	   writer's lock on the segments and strikes out the decision: segments_reprieve().
  *	 - TRUNCATE is not MVCC: for a snapshot that is older than it, pg_dump's for instance,
@@ -30,8 +31,9 @@
  * None of it makes anybody wait: locks are queued for at most 50 ms, and if a segment
  * cannot go, the one that is written just grows.  It delays disk, never speed.
  *
- * Locks: the routing lock; ShareRowExclusiveLock on outbox.segment; ShareLock on a segment
- * to condemn it, AccessExclusiveLock to truncate it; all to the end of the transaction.
+ * Locks: the routing lock; ShareRowExclusiveLock on outbox.segment; ShareLock and
+ * RowExclusiveLock on a segment, and RowExclusiveLock on log_kept, to condemn it;
+ * AccessExclusiveLock to truncate it; all to the end of the transaction.
  */
 #include "rotate.h"
 
@@ -46,6 +48,7 @@
 #include "access/table.h"
 #include "access/transam.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
@@ -66,7 +69,7 @@ typedef struct Stragglers
 {
 	LogReader  *reader;
 	int64		last_position;
-	int64	   *positions;
+	int64	   *positions;		/* of different subscriptions, so some are there twice */
 	int			n;
 	bool		too_many;
 } Stragglers;
@@ -85,9 +88,11 @@ static int64 last_position(int number);
 static bool condemn(SegmentState *state);
 static bool find_stragglers(int number, Stragglers *stragglers);
 static bool visit_run(RunStore *store, Run *run, void *arg);
+static void add_straggler(Stragglers *stragglers, int64 position);
 static void move_to_kept(int number, const int64 *positions, int n);
 static bool is_seen_by_nobody(const SegmentState *state);
 static bool truncate_segment(SegmentState *state);
+static bool is_in_use(Oid relation);
 static bool lock_briefly(Oid relation, LOCKMODE mode);
 static void lock_work(void *arg);
 
@@ -196,14 +201,16 @@ last_position(int number)
 
 /*
  * The decision that a segment may go.  False: somebody writes to it, or too much of it
- * is not settled.
+ * is not settled.  All locks come first: what follows waits for nobody.
  */
 static bool
 condemn(SegmentState *state)
 {
+	Oid			segment = log_segment(state->number);
 	Stragglers	stragglers;
 
-	if (!lock_briefly(log_segment(state->number), ShareLock))
+	if (enqueued_in_transaction() || !lock_briefly(segment, ShareLock) ||
+		!lock_briefly(segment, RowExclusiveLock) || !lock_briefly(log_segment(LOG_KEPT), RowExclusiveLock))
 		return false;
 	(void) route(0);
 	if (!find_stragglers(state->number, &stragglers))
@@ -219,7 +226,10 @@ condemn(SegmentState *state)
 	return true;
 }
 
-/* False: too many. */
+/*
+ * False: too many.  Only the indexes of what is not settled are read, by one snapshot:
+ * history may be a thousand times as much.
+ */
 static bool
 find_stragglers(int number, Stragglers *stragglers)
 {
@@ -228,22 +238,23 @@ find_stragglers(int number, Stragglers *stragglers)
 	ListCell   *cell;
 
 	memset(stragglers, 0, sizeof(*stragglers));
-	stragglers->positions = palloc((STRAGGLERS_MAX + 1) * sizeof(int64));
+	stragglers->positions = palloc(2 * STRAGGLERS_MAX * sizeof(int64));
 	stragglers->reader = log_open_segment(snapshot, number);
 	stragglers->last_position = log_last_position(stragglers->reader);
 	foreach(cell, subscription_list(snapshot))
 	{
-		Subscription *subscription = lfirst(cell);
+		int64		id = ((Subscription *) lfirst(cell))->id;
 
-		if (!stragglers->too_many)
-			runs_visit(store, runs_by_low(store, snapshot, subscription->id, 0, stragglers->last_position),
-					   visit_run, stragglers);
+		runs_visit(store, runs_dead(store, snapshot, id), visit_run, stragglers);
+		runs_visit(store, runs_unhandled(store, snapshot, id), visit_run, stragglers);
+		runs_visit(store, runs_leased(store, snapshot, id, DT_NOBEGIN, DT_NOEND), visit_run, stragglers);
+		runs_visit(store, runs_ready(store, snapshot, id, DT_NOBEGIN, DT_NOEND), visit_run, stragglers);
 	}
 	log_close(stragglers->reader);
 	snapshot_pop();
 	runs_close(store);
 	stragglers->n = sort_unique_int64(stragglers->positions, stragglers->n);
-	return !stragglers->too_many;
+	return !stragglers->too_many && stragglers->n <= STRAGGLERS_MAX;
 }
 
 static bool
@@ -251,20 +262,28 @@ visit_run(RunStore *store, Run *run, void *arg)
 {
 	Stragglers *stragglers = arg;
 
-	if (run_is_settled(run))
-		return true;
+	if (run->low > stragglers->last_position)
+		return !stragglers->too_many;
 	for (int i = 0; i < run->positions->n && !stragglers->too_many; i++)
 	{
 		TupleTableSlot *slot;
 
 		log_range(stragglers->reader, run->positions->ranges[i].lower, run->positions->ranges[i].upper);
 		while (!stragglers->too_many && (slot = log_next(stragglers->reader)) != NULL)
-		{
-			stragglers->positions[stragglers->n++] = log_position(slot);
-			stragglers->too_many = (stragglers->n > STRAGGLERS_MAX);
-		}
+			add_straggler(stragglers, log_position(slot));
 	}
 	return !stragglers->too_many;
+}
+
+/* What several subscriptions have not settled counts once. */
+static void
+add_straggler(Stragglers *stragglers, int64 position)
+{
+	stragglers->positions[stragglers->n++] = position;
+	if (stragglers->n < 2 * STRAGGLERS_MAX)
+		return;
+	stragglers->n = sort_unique_int64(stragglers->positions, stragglers->n);
+	stragglers->too_many = (stragglers->n > STRAGGLERS_MAX);
 }
 
 static void
@@ -313,7 +332,8 @@ truncate_segment(SegmentState *state)
 	};
 	Statement	statement;
 
-	if (!is_seen_by_nobody(state) || !lock_briefly(log_segment(state->number), AccessExclusiveLock))
+	if (!is_seen_by_nobody(state) || is_in_use(log_segment(state->number)) ||
+		!lock_briefly(log_segment(state->number), AccessExclusiveLock))
 		return false;
 	if (last_position(state->number) > state->last_position)
 	{
@@ -332,6 +352,17 @@ truncate_segment(SegmentState *state)
 	state->sweep_from = 0;
 	segment_write(state);
 	return true;
+}
+
+/* by our own session, a cursor over the log for instance: TRUNCATE would refuse */
+static bool
+is_in_use(Oid relation)
+{
+	Relation	rel = table_open(relation, AccessShareLock);
+	bool		in_use = rel->rd_refcnt > 1 || AfterTriggerPendingOnRel(relation);
+
+	table_close(rel, AccessShareLock);
+	return in_use;
 }
 
 /* Without anybody queueing behind us for long. */

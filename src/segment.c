@@ -6,7 +6,7 @@
  * missing row is a segment of which nothing is known: not closed, not condemned.
  *
  * The segment that is written is cached until a relcache message names the table: every
- * change of it sends one.  Who reads it before the message comes writes to the segment
+ * change of it sends one, but for the progress of sweeping.  Who reads it before the message comes writes to the segment
  * before: harmless, since what is truncated is decided under a lock that waits for
  * writers.  rotate.c has the whole argument.
  *
@@ -43,6 +43,7 @@ static int	cached_writing;
 
 static int	read_rows(Rows *rows, SegmentState *states, ItemPointerData *tids, bool *stored);
 static int64 number_or_null(TupleTableSlot *slot, int column);
+static bool is_progress(const SegmentState *before, const SegmentState *after);
 
 void
 segment_forget(void)
@@ -142,6 +143,14 @@ segments_lock(bool wait)
 	return true;
 }
 
+/* Nothing but how far sweeping has come: caches need not hear of each bite. */
+static bool
+is_progress(const SegmentState *before, const SegmentState *after)
+{
+	return before->writing == after->writing && before->closed_at == after->closed_at &&
+		before->condemned_at == after->condemned_at;
+}
+
 /* The caller has the lock, so the row is as it was read. */
 void
 segment_write(const SegmentState *state)
@@ -175,7 +184,8 @@ segment_write(const SegmentState *state)
 	else
 		rows_insert(rows, values, nulls, NULL);
 	snapshot_pop();
-	CacheInvalidateRelcache(rows->rel);
+	if (!stored[state->number] || !is_progress(&states[state->number], state))
+		CacheInvalidateRelcache(rows->rel);
 	rows_close(rows);
 }
 
@@ -186,10 +196,16 @@ segment_write(const SegmentState *state)
 void
 segments_reprieve(void)
 {
+	log_lock(RowExclusiveLock);
+	segments_strike_out();
+}
+
+void
+segments_strike_out(void)
+{
 	SegmentState states[RING_SEGMENTS];
 	bool		any = false;
 
-	log_lock(RowExclusiveLock);
 	segments_read(states);
 	for (int i = 0; i < RING_SEGMENTS; i++)
 		any |= (states[i].condemned_at != 0);

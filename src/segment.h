@@ -37,5 +37,7 @@ extern void segment_write(const SegmentState *state);
  * truncated before the end of the transaction, and none without looking again.
  */
 extern void segments_reprieve(void);
+/* the second part of it, for who has the routing lock to the end: nothing is decided without it */
+extern void segments_strike_out(void);
 
 #endif							/* OUTBOX_SEGMENT_H */

@@ -10,8 +10,9 @@
  * A bite is a transaction; outbox.segment says where the next one begins, so that none
  * walks over what others have deleted.
  *
- * Locks: ShareRowExclusiveLock on outbox.segment, if it is free, and on outbox.log_kept;
- * rows of outbox.delivery, skipping locked ones.
+ * Locks: AccessShareLock on the log, before all others; ShareRowExclusiveLock on
+ * outbox.segment and on log_kept, if they are free; rows of outbox.delivery, skipping
+ * locked ones.
  */
 #include "rotate.h"
 
@@ -26,6 +27,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 /* Runs, or messages of log_kept, looked at in one bite. */
@@ -53,7 +55,7 @@ static Subscription *subscription_from(int64 id);
 static void sweep_runs(SegmentState *state);
 static bool visit_run(RunStore *store, Run *run, void *arg);
 static void forget_what_left(RunStore *store, LogReader *reader, Run *run);
-static void sweep_kept(SegmentState *state);
+static bool sweep_kept(SegmentState *state);
 static Fate *fate_of(RunStore *store, Snapshot snapshot, List *subscriptions, int64 position);
 static bool let_go(RunStore *store, Fate *fate, int64 position);
 static void delete_kept(const Datum *positions, int n);
@@ -70,16 +72,19 @@ sweep(void)
 		if (states[i].sweep_to != 0)
 			state = &states[i];
 	}
-	if (state == NULL || !segments_lock(false))
+	if (state == NULL)
+		return false;
+	log_lock(AccessShareLock);
+	if (!segments_lock(false))
 		return false;
 	segments_read(states);
 	if (state->sweep_to == 0)
 		return false;
 
-	if (state->sweep_subscription == KEPT)
-		sweep_kept(state);
-	else
+	if (state->sweep_subscription != KEPT)
 		sweep_runs(state);
+	else if (!sweep_kept(state))
+		return false;
 	segment_write(state);
 	return true;
 }
@@ -177,9 +182,12 @@ forget_what_left(RunStore *store, LogReader *reader, Run *run)
 	run_forget(store, run, count);
 }
 
-static void
+/* False: somebody writes there, or vacuums.  Another time. */
+static bool
 sweep_kept(SegmentState *state)
 {
+	MemoryContext each;
+	MemoryContext caller;
 	List	   *subscriptions;
 	RunStore   *store;
 	Snapshot	snapshot;
@@ -191,12 +199,14 @@ sweep_kept(SegmentState *state)
 
 	/* nobody makes unsettled, or brings, what we look at */
 	if (!ConditionalLockRelationOid(log_segment(LOG_KEPT), ShareRowExclusiveLock))
-		return;
+		return false;
 	store = runs_open();
 	snapshot = snapshot_push();
 	subscriptions = subscription_list(snapshot);
 	reader = log_open_segment(snapshot, LOG_KEPT);
 	log_range(reader, state->sweep_from, PG_INT64_MAX);
+	each = AllocSetContextCreate(CurrentMemoryContext, "outbox kept message", ALLOCSET_DEFAULT_SIZES);
+	caller = MemoryContextSwitchTo(each);
 	while (seen < BITE && (slot = log_next(reader)) != NULL)
 	{
 		int64		position = log_position(slot);
@@ -208,7 +218,10 @@ sweep_kept(SegmentState *state)
 		if (let_go(store, fate_of(store, snapshot_push(), subscriptions, position), position))
 			gone[n_gone++] = Int64GetDatum(position);
 		snapshot_pop();
+		MemoryContextReset(each);
 	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
 	if (seen < BITE)			/* done */
 		state->sweep_to = state->sweep_subscription = state->sweep_from = 0;
 	log_close(reader);
@@ -216,6 +229,7 @@ sweep_kept(SegmentState *state)
 	runs_close(store);
 	if (n_gone > 0)
 		delete_kept(gone, n_gone);
+	return true;
 }
 
 static Fate *

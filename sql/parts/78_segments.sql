@@ -1,4 +1,4 @@
--- 82_segments: the ring of the log for people; src/rotate.c turns it.  These functions run as
+-- 78_segments: the ring of the log for people; src/rotate.c turns it.  These functions run as
 -- the owner, who sees all sessions and all runs; what they show is names and numbers.
 
 CREATE FUNCTION outbox.clock()
@@ -36,54 +36,61 @@ END;
 COMMENT ON FUNCTION outbox.segment_holders() IS
     'the subscriptions whose unsettled messages keep a segment of the log beyond its retention; behind the views segments and status';
 
--- Who looks at the database with a snapshot, or a transaction, from before a decision.
+-- Who looks at the database with a snapshot, or a transaction, from before a decision.  Of other
+-- databases only who writes: every snapshot taken here meanwhile goes back to that.
 CREATE FUNCTION outbox.oldest_viewer(before bigint)
 RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER PARALLEL UNSAFE
 SET search_path TO pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT v.who
+    SELECT v.who || CASE WHEN v.database <> current_database() THEN format(', of database "%s"', v.database) ELSE '' END
       FROM (SELECT format('process %s, %s, in a transaction for %s seconds', a.pid, coalesce(a.state, a.backend_type),
                           CAST(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.backend_start)) AS bigint)) AS who,
-                   greatest(age(a.backend_xid), age(a.backend_xmin)) AS age
+                   a.datname AS database,
+                   CASE WHEN a.datname <> current_database() THEN age(a.backend_xid)
+                        ELSE greatest(age(a.backend_xid), age(a.backend_xmin)) END AS age,
+                   a.backend_xid IS NOT NULL AS writes
               FROM pg_stat_activity a
-             WHERE (a.datname = current_database() OR a.datname IS NULL) AND a.pid <> pg_backend_pid()
+             WHERE a.pid <> pg_backend_pid()
             UNION ALL
             SELECT format('prepared transaction "%s", for %s seconds', p.gid,
                           CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint)),
-                   age(p.transaction)
-              FROM pg_prepared_xacts p WHERE p.database = current_database()
+                   p.database, age(p.transaction), true
+              FROM pg_prepared_xacts p
             UNION ALL
-            SELECT format('replication slot "%s"', r.slot_name), age(r.xmin)
+            SELECT format('replication slot "%s"', r.slot_name), NULL, age(r.xmin), false
               FROM pg_replication_slots r) v
      WHERE v.age > age(CAST(CAST(before % 4294967296 AS text) AS xid))
-     ORDER BY v.age DESC
+     ORDER BY v.age DESC, v.writes DESC
      LIMIT 1;
 END;
 COMMENT ON FUNCTION outbox.oldest_viewer(bigint) IS
     'the process, prepared transaction or replication slot with the oldest snapshot from before a transaction number; behind the view segments';
 
-CREATE FUNCTION outbox.writer_of(log regclass)
+-- Whose lock keeps rotation off: that of whoever has written, or, where a segment is to be
+-- truncated, of whoever has read.
+CREATE FUNCTION outbox.user_of(log regclass, reading boolean)
 RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER PARALLEL UNSAFE
 SET search_path TO pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT coalesce(format('process %s, %s, in a transaction for %s seconds', a.pid, a.state,
-                           CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint)),
-                    format('prepared transaction "%s", for %s seconds', p.gid,
-                           CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint)))
+    SELECT coalesce(format('prepared transaction "%s", for %s seconds', p.gid,
+                           CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint)),
+                    format('process %s, %s, in a transaction for %s seconds', a.pid, coalesce(a.state, a.backend_type),
+                           CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint)))
       FROM pg_locks l
       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
       LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || CAST(p.transaction AS text)
      WHERE l.relation = log
        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-       AND l.mode = 'RowExclusiveLock' AND l.granted
+       AND (reading OR l.mode NOT IN ('AccessShareLock', 'RowShareLock'))
+       AND l.granted
        AND l.pid IS DISTINCT FROM pg_backend_pid()
      ORDER BY coalesce(a.xact_start, p.prepared)
      LIMIT 1;
 END;
-COMMENT ON FUNCTION outbox.writer_of(regclass) IS
-    'the oldest transaction that has written to a segment and is still open; behind the view segments';
+COMMENT ON FUNCTION outbox.user_of(regclass, boolean) IS
+    'the oldest open transaction that has written to a segment, or read it; behind the view segments';
 
 CREATE VIEW outbox.segments AS
 SELECT s.segment,
@@ -93,9 +100,9 @@ SELECT s.segment,
        s.closed_at,
        s.removable_at,
        CASE s.state
-           WHEN 'condemned' THEN outbox.oldest_viewer(s.condemned_at)
+           WHEN 'condemned' THEN coalesce(outbox.oldest_viewer(s.condemned_at), outbox.user_of(s.log, true))
            WHEN 'closed' THEN CASE WHEN s.removable_at < outbox.clock() THEN
-               coalesce(outbox.writer_of(s.log),
+               coalesce(outbox.user_of(s.log, false),
                         (SELECT string_agg(format('subscription "%s": %s unsettled messages', h.subscription, h.messages), ', '
                                            ORDER BY h.messages DESC)
                            FROM outbox.segment_holders() h WHERE h.segment = s.number)) END

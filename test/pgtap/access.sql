@@ -23,7 +23,7 @@ INSERT INTO contract VALUES
     ('requeue', 'o'), ('requeue_all', 'o'), ('discard', 'o'), ('discard_all', 'o'), ('cancel', 'o'),
     ('maintain', 'o'), ('purge', 'o'), ('adopt', 'o'), ('revoke_lease', 'o'), ('reset_counters', 'o'), ('start_worker', 'co'),
     ('status', 'or'), ('messages', 'or'), ('dead_letters', 'or'), ('leases', 'or'),
-    ('subscriptions', 'or'), ('handlers', 'or'), ('workers', 'or'), ('segments', 'or'), ('segment_holders', 'or'), ('oldest_viewer', 'or'), ('writer_of', 'or'), ('worker_rows', 'or'),
+    ('subscriptions', 'or'), ('handlers', 'or'), ('workers', 'or'), ('segments', 'or'), ('segment_holders', 'or'), ('oldest_viewer', 'or'), ('user_of', 'or'), ('worker_rows', 'or'),
     ('counters', 'or'), ('counter_rows', 'or'), ('check', 'or'),
     ('conditions', ''), ('check_workers', ''), ('check_database', ''), ('check_subscriptions', ''), ('check_handlers', ''), ('check_settings', ''), ('subscribe_statement', ''),
     ('clock', 'or'), ('backlog', 'or'), ('deliveries_of', 'or'), ('log_of', 'or'), ('handler_states', 'or'),

@@ -120,7 +120,7 @@ SELECT name_pattern, function, channel, search_path, retry_seconds, state FROM o
 SELECT FROM outbox.workers LIMIT 0;
 SELECT segment, state, held_by FROM outbox.segments ORDER BY segment USING OPERATOR(pg_catalog.<);
 SELECT FROM outbox.counters LIMIT 0;
-SELECT outbox.oldest_viewer(1) IS NULL OR true, outbox.writer_of('outbox.log_0') IS NULL OR true;
+SELECT outbox.oldest_viewer(1) IS NULL OR true, outbox.user_of('outbox.log_0', true) IS NULL OR true;
 SELECT FROM outbox.segment_holders();
 SELECT outbox.requeue_all('pulled', error_like => 'e%', spread_over => '1 s'), outbox.requeue('00000000-0000-7000-8000-000000000001', 'pushed');
 SELECT outbox.discard_all('pulled', name_pattern => '#'), outbox.discard('00000000-0000-7000-8000-000000000003', 'default', 'reason'),
