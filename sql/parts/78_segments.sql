@@ -74,10 +74,11 @@ RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER PARALLEL UNSAFE
 SET search_path TO pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT coalesce(format('prepared transaction "%s", for %s seconds', p.gid,
-                           CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint)),
-                    format('process %s, %s, in a transaction for %s seconds', a.pid, coalesce(a.state, a.backend_type),
-                           CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint)))
+    SELECT CASE WHEN p.gid IS NOT NULL THEN
+                     format('prepared transaction "%s", for %s seconds', p.gid,
+                            CAST(extract(epoch FROM clock_timestamp() - p.prepared) AS bigint))
+                ELSE format('process %s, %s, in a transaction for %s seconds', a.pid, coalesce(a.state, a.backend_type),
+                            CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint)) END
       FROM pg_locks l
       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
       LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || CAST(p.transaction AS text)
