@@ -84,10 +84,6 @@ tell(const ErrorData *error)
 	static int	told = 0;
 
 	if (error != NULL && error->sqlerrcode != told)
-		ereport(WARNING,
-				(errcode(error->sqlerrcode),
-				 errmsg("settled history could not be removed: %s", error->message),
-				 error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
-				 errhint("The log grows meanwhile; everything else goes on. See outbox.segments.")));
+		rotate_complain(error);
 	told = (error != NULL) ? error->sqlerrcode : 0;
 }

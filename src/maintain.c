@@ -12,6 +12,7 @@
  * rows one at a time, skipping locked ones.
  */
 #include "claim.h"
+#include "deliver.h"
 #include "enqueue.h"
 #include "floor.h"
 #include "rotate.h"
@@ -30,7 +31,15 @@
 
 PG_FUNCTION_INFO_V1(outbox_maintain);
 
+typedef struct Turn
+{
+	int			emptied;
+	bool		wrote;
+} Turn;
+
 static int64 expire_all(void);
+static void turn_ring(Turn *turn);
+static void turn_ring_work(void *arg);
 static void forget_dedupe_keys(void);
 
 /*
@@ -41,7 +50,7 @@ outbox_maintain(PG_FUNCTION_ARGS)
 {
 	int64		routed = 0;
 	bool		wrote;
-	bool		rotated = false;
+	Turn		turn = {0};
 	Datum		values[3];
 	bool		nulls[3] = {false};
 	TupleDesc	desc;
@@ -61,14 +70,35 @@ outbox_maintain(PG_FUNCTION_ARGS)
 	if (routing_lock(ROUTING_WAIT_MS))
 	{
 		routed = route_for(0, 0, &wrote);
-		values[2] = Int32GetDatum(rotate(&rotated));
-		if (!wrote && !rotated)
+		turn_ring(&turn);
+		if (!wrote && !turn.wrote)
 			routing_unlock();
 	}
-	else
-		values[2] = Int32GetDatum(0);
+	values[2] = Int32GetDatum(turn.emptied);
 	values[0] = Int64GetDatum(routed);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
+
+/* What is wrong with a segment shall not undo the routing. */
+static void
+turn_ring(Turn *turn)
+{
+	ErrorData  *error = subtransaction_try(turn_ring_work, turn);
+
+	if (error == NULL)
+		return;
+	if (is_cancel(error))
+		ReThrowError(error);
+	rotate_complain(error);
+	memset(turn, 0, sizeof(*turn));
+}
+
+static void
+turn_ring_work(void *arg)
+{
+	Turn	   *turn = arg;
+
+	turn->emptied = rotate(&turn->wrote);
 }
 
 static int64

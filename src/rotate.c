@@ -393,6 +393,17 @@ lock_work(void *arg)
 	LockRelationOid(request->relation, request->mode);
 }
 
+/* For callers that go on after an error in here. */
+void
+rotate_complain(const ErrorData *error)
+{
+	ereport(WARNING,
+			(errcode(error->sqlerrcode),
+			 errmsg("settled history could not be removed: %s", error->message),
+			 error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
+			 errhint("The log grows meanwhile; everything else goes on. See outbox.segments.")));
+}
+
 /*
  * purge(before): what was enqueued before that time shall not wait for its retention.
  * Returns how many messages were condemned with their segments.

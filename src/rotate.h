@@ -12,6 +12,8 @@
  * *wrote: something was changed, so that the lock must be kept to the commit.
  */
 extern int	rotate(bool *wrote);
+/* a WARNING: what is wrong with a segment stops nothing else */
+extern void rotate_complain(const ErrorData *error);
 
 /* Remove a bite of what is known of messages that have left; true: there is more. */
 extern bool sweep(void);

@@ -81,12 +81,14 @@ BEGIN ATOMIC
                             CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint)) END
       FROM pg_locks l
       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-      LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || CAST(p.transaction AS text)
+      LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+                          AND x.locktype = 'transactionid'
+      LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
      WHERE l.relation = log
        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
        AND (reading OR l.mode NOT IN ('AccessShareLock', 'RowShareLock'))
        AND l.granted
-       AND l.pid IS DISTINCT FROM pg_backend_pid()
+       AND (l.pid <> pg_backend_pid() OR p.gid IS NOT NULL)
      ORDER BY coalesce(a.xact_start, p.prepared)
      LIMIT 1;
 END;
