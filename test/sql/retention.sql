@@ -180,6 +180,17 @@ FETCH ALL FROM reader;
 COMMIT;
 CALL pg_temp.truncated();
 
+-- what somebody has put there by hand meanwhile strikes the decision out
+SELECT pg_temp.anew();
+SELECT pg_temp.put(1);
+SELECT pg_temp.work();
+SELECT outbox.purge('infinity');
+INSERT INTO outbox.log_0 (position, id, created_at, occurred_at, version, name, kind, payload)
+SELECT position + 1, gen_random_uuid(), created_at, occurred_at, version, name, kind, '2' FROM outbox.log_0;
+CALL pg_temp.truncated();
+SELECT * FROM ring;
+SELECT * FROM stored;
+
 -- One message in each state, in one segment.
 RESET outbox.clock_offset;
 SELECT pg_temp.anew();
