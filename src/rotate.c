@@ -81,6 +81,7 @@ typedef struct LockRequest
 } LockRequest;
 
 static bool is_due(const SegmentState *states, TimestampTz now);
+static bool is_ripe(TimestampTz oldest, TimestampTz before, TimestampTz now);
 static bool is_old(const SegmentState *state, TimestampTz before);
 static bool advance(SegmentState *states, TimestampTz before, TimestampTz now);
 static TimestampTz oldest_message(int number);
@@ -113,6 +114,12 @@ rotate(bool *wrote)
 	{
 		SegmentState *state = &states[i];
 
+		if (state->closed_at > now)
+		{
+			/* the clock was set back: its retention begins anew */
+			state->closed_at = now;
+			segment_write(state);
+		}
 		if (state->condemned_at != 0)
 			emptied += truncate_segment(state) ? 1 : 0;
 		else if (is_old(state, now - outbox_retention * USECS_PER_SEC))
@@ -126,11 +133,22 @@ static bool
 is_due(const SegmentState *states, TimestampTz now)
 {
 	TimestampTz retained_from = now - outbox_retention * USECS_PER_SEC;
-	bool		due = oldest_message(segment_writing()) < now - outbox_retention * USECS_PER_SEC / 2;
+	bool		due = is_ripe(oldest_message(segment_writing()), now - outbox_retention * USECS_PER_SEC / 2, now);
 
 	for (int i = 0; i < RING_SEGMENTS; i++)
-		due |= states[i].condemned_at != 0 || is_old(&states[i], retained_from);
+		due |= states[i].condemned_at != 0 || states[i].closed_at > now || is_old(&states[i], retained_from);
 	return due;
+}
+
+/*
+ * Whether a segment whose oldest message has that time is to be closed.  One of the
+ * future is of before the clock was set back: nobody knows how old it is, nor would it
+ * ever be old.
+ */
+static bool
+is_ripe(TimestampTz oldest, TimestampTz before, TimestampTz now)
+{
+	return oldest < before || (oldest > now && oldest != DT_NOEND);
 }
 
 /* Nothing was written to it after that time.  One that was never closed is new, or restored. */
@@ -151,7 +169,7 @@ advance(SegmentState *states, TimestampTz before, TimestampTz now)
 		if (states[i].writing)
 			writing = &states[i];
 	}
-	if (oldest_message(writing->number) >= before)
+	if (!is_ripe(oldest_message(writing->number), before, now))
 		return false;
 	for (int i = 1; i < RING_SEGMENTS; i++)
 	{

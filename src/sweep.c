@@ -30,8 +30,12 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-/* Runs, or messages of log_kept, looked at in one bite. */
+/*
+ * Runs, or messages of log_kept, looked at in one bite.  So many messages of runs that
+ * are still in the log cost as much as a run that is not.
+ */
 #define BITE	1000
+#define MESSAGES_PER_RUN	100
 
 /* the turn of log_kept, after all subscriptions */
 #define KEPT	PG_INT64_MAX
@@ -54,7 +58,7 @@ typedef struct Fate
 static Subscription *subscription_from(int64 id);
 static void sweep_runs(SegmentState *state);
 static bool visit_run(RunStore *store, Run *run, void *arg);
-static void forget_what_left(RunStore *store, LogReader *reader, Run *run);
+static int	forget_what_left(RunStore *store, LogReader *reader, Run *run);
 static bool sweep_kept(SegmentState *state);
 static Fate *fate_of(RunStore *store, Snapshot snapshot, List *subscriptions, int64 position);
 static bool let_go(RunStore *store, Fate *fate, int64 position);
@@ -149,11 +153,12 @@ visit_run(RunStore *store, Run *run, void *arg)
 	}
 	bite->last_low = run->low;
 	if (run_is_settled(run) && run_lock(store, run, LockWaitSkip) == RUN_LOCKED && run_is_settled(run))
-		forget_what_left(store, bite->reader, run);
+		bite->seen += forget_what_left(store, bite->reader, run) / MESSAGES_PER_RUN;
 	return true;
 }
 
-static void
+/* Returns how many are still there. */
+static int
 forget_what_left(RunStore *store, LogReader *reader, Run *run)
 {
 	int64		first = -1;
@@ -173,13 +178,14 @@ forget_what_left(RunStore *store, LogReader *reader, Run *run)
 		}
 	}
 	if (count == run->message_count)
-		return;
+		return count;
 	if (count > 0)
 	{
 		cover_remove(run->positions, PG_INT64_MIN, first);
 		cover_remove(run->positions, last + 1, PG_INT64_MAX);
 	}
 	run_forget(store, run, count);
+	return count;
 }
 
 /* False: somebody writes there, or vacuums.  Another time. */

@@ -108,6 +108,27 @@ SELECT * FROM ring;
 SELECT * FROM stored;
 SET outbox.retention = '2h';
 
+-- The clock was set back: what was written or closed in the future goes a retention later.
+RESET outbox.clock_offset;
+SELECT pg_temp.anew();
+SET outbox.clock_offset = '10d';
+SELECT pg_temp.put(1);
+SELECT pg_temp.work();
+SET outbox.clock_offset = '242h';
+CALL pg_temp.turn();
+SELECT * FROM ring;
+SELECT pg_temp.put(2);
+SELECT pg_temp.work();
+RESET outbox.clock_offset;
+CALL pg_temp.turn();
+SELECT * FROM ring;
+SET outbox.clock_offset = '119min';
+CALL pg_temp.turn();
+SELECT * FROM ring;
+SET outbox.clock_offset = '121min';
+CALL pg_temp.turn();
+SELECT * FROM ring;
+
 -- What has no run yet is not old: a message that nobody has routed is not lost when its segment goes.
 RESET outbox.clock_offset;
 SELECT pg_temp.anew();
@@ -370,6 +391,8 @@ SELECT outbox.purge('infinity');
 SELECT pg_temp.refused($$SELECT outbox.enqueue('m', '4', id => '00000000-0000-7000-8000-000000000003')$$);
 SELECT outbox.enqueue('m', '5', id => '00000000-0000-7000-8000-000000000005');
 SELECT * FROM stored;
+SELECT payload FROM outbox.enqueued() ORDER BY 1;
+SELECT payload FROM outbox.claim_batch() ORDER BY 1;
 ROLLBACK;
 SELECT * FROM ring;
 SELECT outbox.enqueue('m', '3', id => '00000000-0000-7000-8000-000000000003');
