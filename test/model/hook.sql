@@ -10,7 +10,8 @@ CREATE TABLE model.mood (       -- one row: where files go, how calls may end, h
     folder text, plans text[], followed float8);
 
 CREATE TABLE model.effect (     -- without a key, so that what happens twice is there twice
-    subscription text, id uuid, attempt integer, pid integer, at bigint, by bigint, followed uuid);
+    subscription text, id uuid, attempt integer, pid integer, at bigint, by bigint, followed uuid,
+    worker boolean DEFAULT current_setting('application_name') <> 'outbox_model');
 
 CREATE FUNCTION model.begun(m outbox.message, folder text, plan text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

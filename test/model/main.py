@@ -26,8 +26,8 @@ NEEDED = [
     'rollback to savepoint', 'release savepoint', 'held open', 'slow end', 'clock jump', 'look at the invariants',
 ]
 NEEDED_WITH_WORKERS = ['drain', 'deliver', 'register_hook created', 'register_hook altered', 'unregister',
-                       'claim of a pushed one', 'effect', 'notification', 'workers switched off']
-LONG = 200          # seconds, after which everything has been done to the server too
+                       'claim of a pushed one', 'effect by a worker', 'effect by a session', 'notification']
+LONG = 300          # seconds, after which everything has been done to the server too
 
 
 def parse_options():

@@ -102,6 +102,7 @@ class Round:
             world.folder = self.cluster.make_folder(f'round.{world.seed}')
             push.prepare(self.watcher, world, world.seed % 4 != 0)
             self.listener = push.Listener(world)
+            self.switch_workers('on')       # off since the end of the round before
 
     def make_subscriptions(self, subscriptions):
         made = list(copy.deepcopy(subscriptions))
@@ -184,6 +185,7 @@ class Round:
         if world.calm:
             self.drain(closer)
         if world.pushed:
+            self.count_effects()
             self.switch_workers('off')
         self.maintain()
         invariants.look(world, self.watcher)
@@ -225,9 +227,14 @@ class Round:
         self.wait_for(NOT_PUSHED, (list(s.id for s in self.world.pushed),), 'workers deliver what is there')
         self.wait_for(NOT_IDLE, (), 'idle workers hold no transaction')
         self.switch_workers('off')
-        effects = server.query(self.watcher, 'SELECT count(*) FROM model.effect')[0][0]
+
+    def count_effects(self):
+        """While the sessions worked."""
+        by_workers, by_sessions = server.query(self.watcher, """
+            SELECT count(*) FILTER (WHERE worker), count(*) FILTER (WHERE NOT worker) FROM model.effect""")[0]
         with self.world.lock:
-            self.world.moves.update({'effect': effects, 'notification': len(self.listener.heard)})
+            self.world.moves.update({'effect by a worker': by_workers, 'effect by a session': by_sessions,
+                                     'notification': len(self.listener.heard)})
 
     def switch_workers(self, to):
         window = self.world.disturbances.stop('switched off') if to == 'off' else None
