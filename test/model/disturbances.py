@@ -157,8 +157,11 @@ class Disturber:
                 open(fired, 'x', encoding='utf-8').close()
                 self.end_trap(armed, 'trap taken away')
                 return
-        if self.trap_name == 'trap all' and self.cluster.has_ended(KILL_TAKES):
-            self.cluster.start()
+        if self.trap_name == 'trap all':
+            if self.cluster.has_ended(KILL_TAKES):
+                self.cluster.start()
+            else:
+                self.cluster.send(signal.SIGCONT)
         if self.wait_until_back(self.before, KILL_TAKES):
             self.end_trap(armed, 'crash', self.trap_name)
         else:       # a cancel of the hook has ended the one who wanted to kill

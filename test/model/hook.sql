@@ -3,8 +3,9 @@
 -- A hook says that it has begun by an empty file, which no rollback and no crash of the server undoes: its name says
 -- which message, which attempt, and what it has planned.  Only then it acts.  What it did is a row in model.effect.
 -- If the file "armed" is there and "fired" is not, whoever finds it first kills his own process, or all of the server
--- at once: the attempt must be charged all the same.  It is done by one shell and what it has built in, for within a few
--- milliseconds somebody else would flush what this process has not.
+-- at once: the attempt must be charged all the same.  One shell does it, with what it has built in: a few milliseconds
+-- later somebody else has flushed what this process has not.  The postmaster is stopped first and killed last: no process
+-- of his is missed, and none sees him die and ends in good order.
 
 CREATE TABLE model.mood (       -- one row: where files go, how calls may end, how many enqueue something
     folder text, plans text[], followed float8);
@@ -22,9 +23,9 @@ BEGIN
         m.max_attempts, pg_backend_pid(), model.us(clock_timestamp()), model.us(outbox.clock()), plan, caller));
     IF (pg_stat_file(folder || '/armed', true)).size IS NOT NULL THEN
         EXECUTE format('COPY (SELECT) TO PROGRAM %L', format(
-            'read -r what <%1$s/armed || exit; set -C; : >%1$s/fired || exit; '
-            '[ $what = all ] || { kill -9 $PPID; exit; }; '
-            'read -r main <postmaster.pid; read -r others </proc/$main/task/$main/children; kill -9 $main $others',
+            'trap "" INT TERM; read -r what <%1$s/armed || exit; set -C; : >%1$s/fired || exit; '
+            '[ $what = all ] || { kill -9 $PPID; exit; }; read -r main <postmaster.pid; kill -STOP $main; '
+            'read -r others </proc/$main/task/$main/children; kill -9 $others $main',
             folder));
         PERFORM pg_sleep(5);    -- on purpose: to be there when it comes
     END IF;

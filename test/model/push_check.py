@@ -11,6 +11,7 @@ from model import COMMITTED, Event, Finding, Message, Txn, now, short
 from push_states import Begun, Effect, Player, tell
 
 EFFECTS = 'SELECT subscription, id::text, attempt, pid, at, by, followed::text FROM model.effect'
+BESIDE = 3_000_000          # microseconds
 
 
 class PushComparison:
@@ -131,12 +132,17 @@ class PushComparison:
 
 
 def tell_history(world, message_id):
-    """What its hooks have begun and done, and what happened to the server."""
+    """What its hooks have begun and done, what the same processes did beside it, and what happened to the server."""
+    own = world.push_history.get(message_id, [])
+    pids = {entry.pid for entry in own}
+    beside = [e for entries in world.push_history.values() for e in entries
+              if e.pid in pids and e.id != message_id and any(abs(e.key - o.key) < BESIDE for o in own)]
     lines = []
-    for entry in sorted(world.push_history.get(message_id, []), key=lambda e: e.key):
+    for entry in sorted(own + beside, key=lambda e: e.key):
+        whose = '' if entry.id == message_id else f' of {entry.id}'
         by = f' called by event #{entry.by}' if entry.by else ''
-        what = f'begins attempt {entry.attempt} of {entry.limit}, plan {entry.plan}' if entry.kind == 'begun' \
-            else f'has had its effect in attempt {entry.attempt}'
+        what = f'begins attempt {entry.attempt} of {entry.limit}{whose}, plan {entry.plan}' if entry.kind == 'begun' \
+            else f'has had its effect in attempt {entry.attempt}{whose}'
         lines.append(f'{short(entry.key)} {entry.subscription}: {entry.pid} {what}{by}')
     for w in world.disturbances.crashes + world.disturbances.stops:
         lines.append(f'{w.what}{f" ({w.pid})" if w.pid else ""} from {short(w.begin)} to {short(w.end)}')
