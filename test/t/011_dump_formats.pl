@@ -9,8 +9,9 @@ use OutboxTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = outbox_node('dumped');
-my $target = outbox_node('restored', extension => 0);
+# claims of tests outlive a machine that is slow
+my $node = outbox_node('dumped', conf => "outbox.lease = '1h'\noutbox.max_active = '2h'\n");
+my $target = outbox_node('restored', extension => 0, conf => "outbox.lease = '1h'\noutbox.max_active = '2h'\n");
 my $folder = PostgreSQL::Test::Utils::tempdir;
 
 # Transaction numbers above those of the target; a message in every state; business data that depends on our types.
