@@ -1,5 +1,5 @@
 -- check: each finding of outbox.check() is provoked, and goes when its remedy is carried out.
--- What concerns processes, other sessions and standbys is in test/t/041_check.pl.
+-- What concerns processes, other sessions and standbys is in test/t/050_check.pl.
 \set ECHO none
 \getenv dir PG_ABS_SRCDIR
 \i :dir/include/engine.sql
