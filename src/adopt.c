@@ -8,8 +8,9 @@
  * ours, and routes what lies behind it: what the copy had not yet routed is new here, and
  * so is what was enqueued here while the data was being restored.
  *
- * Locks: ShareLock on the log's segments, which waits for enqueuers and holds new ones up,
- * and the routing lock, both to the end of the transaction.
+ * Locks: ShareRowExclusiveLock on the log's segments, which waits for enqueuers and holds
+ * new ones up, and other adoptions with them; and the routing lock; both to the end of the
+ * transaction.
  */
 #include "catalog.h"
 #include "floor.h"
@@ -237,7 +238,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	if (!needs_adoption(&stored))
 		PG_RETURN_BOOL(false);	/* and nobody was made to wait */
 
-	log_lock(ShareLock);
+	log_lock(ShareRowExclusiveLock);
 	routing_lock_wait();
 
 	frontier_read(&stored, snapshot_push());

@@ -517,3 +517,7 @@ SELECT DISTINCT relation, l.pages AS late, e.pages AS early
 SELECT count(*) <= 3 * 400 AS few_messages, (SELECT count(*) FROM outbox.log_kept) AS kept FROM outbox.log;
 SELECT count(*) < 600 AS few_runs FROM outbox.delivery;
 SELECT * FROM pg_temp.broken();
+
+DROP VIEW ring, stored, counts;
+DROP FUNCTION pushed(outbox.message);
+DROP TABLE sizes;
