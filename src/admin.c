@@ -47,7 +47,7 @@ typedef struct Findings
 } Findings;
 
 static const char *id_text(const pg_uuid_t *id);
-static void unknown_message(const pg_uuid_t *id) pg_attribute_noreturn();
+pg_noreturn static void unknown_message(const pg_uuid_t *id);
 static void check_may_get(TupleTableSlot *message);
 static Message *message_find(const pg_uuid_t *id);
 static bool message_is_own(const Message *message);
@@ -59,8 +59,8 @@ static bool act_for(RunStore *store, const Action *action, Subscription *subscri
 					const Message *message, Findings *findings);
 static bool take_back(RunStore *store, Run *run, TimestampTz now);
 static void found(Findings *findings, const Subscription *subscription, const char *status);
-static void refuse(const Action *action, const Message *message, const Findings *findings)
-			pg_attribute_noreturn();
+pg_noreturn static void refuse(const Action *action, const Message *message,
+							   const Findings *findings);
 static Jsonb *with_reason(Jsonb *error, const char *reason);
 
 bool

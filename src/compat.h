@@ -33,6 +33,19 @@
 #define outbox_lock_held_by_me(tag, mode) LockHeldByMe(tag, mode, false)
 #endif
 
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+/* a macro: who uses it includes access/genam.h; nobody counts its searches */
+#if PG_VERSION_NUM < 180000
+#define outbox_index_beginscan(heap, index, snapshot, n_keys, n_orderbys) \
+	index_beginscan(heap, index, snapshot, n_keys, n_orderbys)
+#else
+#define outbox_index_beginscan(heap, index, snapshot, n_keys, n_orderbys) \
+	index_beginscan(heap, index, snapshot, NULL, n_keys, n_orderbys)
+#endif
+
 /* what a process waits for; before 17 all of it is "Extension" */
 typedef enum OutboxWait
 {

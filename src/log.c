@@ -137,7 +137,7 @@ segment_open(Segment *segment, OutboxObject table, Snapshot snapshot)
 		return;
 	segment->index = open_index_on(segment->rel, LOG_POSITION);
 	segment->slot = table_slot_create(segment->rel, NULL);
-	segment->scan = index_beginscan(segment->rel, segment->index, snapshot, 2, 0);
+	segment->scan = outbox_index_beginscan(segment->rel, segment->index, snapshot, 2, 0);
 }
 
 static void
@@ -274,7 +274,7 @@ static bool
 find_id(Relation rel, Snapshot snapshot, const pg_uuid_t *id, TupleTableSlot *slot)
 {
 	Relation	index = open_index_on(rel, LOG_ID);
-	IndexScanDesc scan = index_beginscan(rel, index, snapshot, 1, 0);
+	IndexScanDesc scan = outbox_index_beginscan(rel, index, snapshot, 1, 0);
 	ScanKeyData key;
 	bool		found;
 

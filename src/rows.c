@@ -178,7 +178,7 @@ rows_scan(Rows *rows, OutboxObject index, Snapshot snapshot,
 	scan->context = CurrentMemoryContext;
 	scan->direction = direction;
 	scan->slot = table_slot_create(rows->rel, NULL);
-	scan->scan = index_beginscan(rows->rel, scan->index, snapshot, n_keys, 0);
+	scan->scan = outbox_index_beginscan(rows->rel, scan->index, snapshot, n_keys, 0);
 	index_rescan(scan->scan, keys, n_keys, NULL, 0);
 	return scan;
 }

@@ -82,7 +82,7 @@ extern Subscription *subscription_by_id(Snapshot snapshot, int64 id);
 extern void subscription_insert_default(void);
 /* by a fresh snapshot; makes "default" at first use; 42704 where there is none */
 extern Subscription *subscription_get(const char *name);
-extern void subscription_unknown(const char *name) pg_attribute_noreturn();
+pg_noreturn extern void subscription_unknown(const char *name);
 /* for a claim: NULL where another first use is under way, which it does not wait for */
 extern Subscription *subscription_get_now(const char *name, int wait_ms);
 /* the same, and keeps others from changing or removing it until the end of the transaction */

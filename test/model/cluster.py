@@ -55,8 +55,7 @@ class Cluster:
 
     @staticmethod
     def program(name):
-        config = os.environ.get('PG_CONFIG', '/usr/lib/postgresql/15/bin/pg_config')
-        return os.path.join(subprocess.check_output([config, '--bindir'], text=True).strip(), name)
+        return os.path.join(subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip(), name)
 
     @staticmethod
     def owner():

@@ -15,7 +15,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(init_node outbox_node outbox_conf sql is_sql sqlstate session all_in_one_run claim_names);
+our @EXPORT = qw(init_node outbox_node outbox_conf sql is_sql sqlstate session all_in_one_run claim_names parallel_always wait_name);
 
 # The settings of every cluster.
 sub outbox_conf
@@ -102,6 +102,22 @@ SELECT count(*), count(*) FILTER (WHERE q.runs = 1)
 				 WHERE s.name = '$name' AND d.positions \@> l.position) AS runs
 		  FROM outbox.log l) q
 SQL
+}
+
+# The setting that has plans be parallel where they need not be.
+sub parallel_always
+{
+	my ($node) = @_;
+
+	return $node->pg_version < 16 ? 'force_parallel_mode' : 'debug_parallel_query';
+}
+
+# What pg_stat_activity says that a process of ours waits for while it has nothing to do.
+sub wait_name
+{
+	my ($node) = @_;
+
+	return $node->pg_version < 17 ? 'Extension' : 'OutboxWork';
 }
 
 # The names that a claim gets, sorted, in one line.

@@ -22,13 +22,14 @@ our @EXPORT = qw(worker_node database hooks as_role fails eventually eventually_
 # Waiting longer than this is a failure. A machine that runs much else at the same time may be slow.
 our $PATIENCE = 30;
 
-# A running cluster with workers. Parameters: preload (1), conf (more settings), start (1), streaming (0).
+# A running cluster with workers. Parameters: preload (1), conf (more settings), start (1), streaming (0), install_path (another
+# server than the one that is tested), extra (more options of initdb).
 sub worker_node
 {
 	my ($name, %params) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name, install_path => $params{install_path});
 
-	init_node($node, allows_streaming => $params{streaming} // 0);
+	init_node($node, allows_streaming => $params{streaming} // 0, extra => $params{extra});
 	$node->append_conf('postgresql.conf',
 		outbox_conf(preload => $params{preload}) . <<~'CONF' . ($params{conf} // ''));
 		restart_after_crash = on

@@ -126,7 +126,7 @@ is(state_in_encoding('utf8', 'LATIN1', q{SELECT name FROM outbox.log WHERE name 
 is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue('x', '"😀"')}), '22P05', 'latin1: an emoji in the payload');
 is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue('😀', '1')}), '22P05', 'latin1: an emoji in the name');
 is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue('x', '"\ud83d\ude00"')}), '22P05', 'latin1: an emoji escaped');
-is(state_in_encoding('sql_ascii', 'SQL_ASCII', q{SELECT outbox.enqueue('x', '"\u00e9"')}), '0A000', 'sql_ascii: an escaped letter');
+is(state_in_encoding('sql_ascii', 'SQL_ASCII', q{SELECT outbox.enqueue('x', '"\u00e9"')}), $node->pg_version < 16 ? '0A000' : '22P05', 'sql_ascii: an escaped letter');
 for my $database ('sql_ascii', 'utf8')
 {
 	my $text = "😀 e\x{301} \x{5e9}\x{5dc}\x{5d5}\x{5dd} \x{1d11e}";

@@ -112,7 +112,7 @@ for my $target ('ROLE app', 'DATABASE postgres')
 	life('formats', $target, "DateStyle = 'German'", "IntervalStyle = 'sql_standard'", "TimeZone = 'Asia/Kathmandu'", "bytea_output = 'escape'",
 		'extra_float_digits = -5', "client_encoding = 'LATIN1'", 'array_nulls = off', 'quote_all_identifiers = on', 'standard_conforming_strings = off',
 		'backslash_quote = off');
-	life('plans', $target, 'enable_indexscan = off', 'enable_seqscan = off', 'enable_bitmapscan = off', 'force_parallel_mode = on', 'jit_above_cost = 0',
+	life('plans', $target, 'enable_indexscan = off', 'enable_seqscan = off', 'enable_bitmapscan = off', parallel_always($node) . ' = on', 'jit_above_cost = 0',
 		"plan_cache_mode = 'force_generic_plan'", "work_mem = '64kB'", 'from_collapse_limit = 1');
 	life('another table', $target, "default_tablespace = ''", "default_table_access_method = 'heap'", "temp_tablespaces = ''", 'synchronous_commit = off',
 		"default_toast_compression = 'pglz'", "client_min_messages = 'debug1'", 'check_function_bodies = off');

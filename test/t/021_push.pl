@@ -49,7 +49,7 @@ is_sql($node, "SELECT usename, application_name, query, state FROM pg_stat_activ
 eventually($node, "SELECT application_name, query, state FROM pg_stat_activity WHERE backend_type = 'outbox coordinator'",
 	'outbox coordinator|routing messages|idle', 'so does the coordinator');
 eventually($node, "SELECT DISTINCT wait_event FROM pg_stat_activity WHERE backend_type ~ '^outbox'",
-	sql($node, 'SHOW server_version_num') < 170000 ? 'Extension' : 'OutboxWork', 'and what they wait for');
+	wait_name($node), 'and what they wait for');
 
 # Its role's rights, and nothing else
 hook('rights', sprintf($insert, "session_user || ' ' || current_user || ' ' || has_table_privilege('pg_authid', 'select')"),

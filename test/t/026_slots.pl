@@ -40,7 +40,7 @@ $node->adjust_conf('postgresql.conf', 'max_worker_processes', '4');
 sql($node, 'ALTER SYSTEM SET outbox.enabled = off');
 $node->restart;
 my $other = session($node);
-$other->query_safe('SET force_parallel_mode = on');
+$other->query_safe('SET ' . parallel_always($node) . ' = on');
 $other->query_until(qr/begun/, "\\echo begun\nSELECT pg_sleep(1000) -- on purpose\n;\n");
 eventually($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'parallel worker'", '1', 'somebody else has a slot');
 enqueue($node, 'plain', 10, 12);

@@ -32,7 +32,8 @@ sql($node, "SELECT count(*) FROM outbox.claim_batch(subscription => 'pulled')", 
 # The sessions of this test have their own settings, which come before those of databases and roles.
 $ENV{PGOPTIONS} = join ' ', map { "-c $_" } 'default_transaction_read_only=off', 'statement_timeout=0', 'lock_timeout=0',
 	'idle_in_transaction_session_timeout=0', 'idle_session_timeout=0', 'search_path=public', 'default_transaction_isolation=read\\ committed',
-	'exit_on_error=off', 'client_min_messages=warning', 'session_replication_role=origin', 'force_parallel_mode=off', 'jit=off';
+	'exit_on_error=off', 'client_min_messages=warning', 'session_replication_role=origin', 'jit=off', parallel_always($node) . '=off',
+	$node->pg_version < 17 ? () : 'transaction_timeout=0';
 
 my $n = 0;
 
@@ -55,13 +56,14 @@ sub survives
 }
 
 survives('timeouts', "statement_timeout = '5ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'", "idle_session_timeout = '1ms'");
+survives('transaction_timeout', "transaction_timeout = '5ms'") if $node->pg_version >= 17;
 survives('read only', 'default_transaction_read_only = on');
 survives('serializable', "default_transaction_isolation = 'serializable'", 'default_transaction_deferrable = on');
 survives('repeatable read', "default_transaction_isolation = 'repeatable read'");
 survives('search_path', "search_path = 'nowhere'");
 survives('formats', "DateStyle = 'German'", "IntervalStyle = 'sql_standard'", "TimeZone = 'Asia/Kathmandu'", "bytea_output = 'escape'",
 	'extra_float_digits = -5', "client_encoding = 'LATIN1'", 'array_nulls = off');
-survives('plans', 'enable_indexscan = off', 'enable_indexonlyscan = off', 'enable_bitmapscan = off', 'enable_hashjoin = off', 'force_parallel_mode = on',
+survives('plans', 'enable_indexscan = off', 'enable_indexonlyscan = off', 'enable_bitmapscan = off', 'enable_hashjoin = off', parallel_always($node) . ' = on',
 	'jit = on', 'jit_above_cost = 0', "plan_cache_mode = 'force_generic_plan'", "work_mem = '64kB'");
 survives('exit_on_error', 'exit_on_error = on');
 survives('triggers', "session_replication_role = 'replica'", 'row_security = off');

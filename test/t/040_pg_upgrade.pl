@@ -1,6 +1,9 @@
-# pg_upgrade, between two clusters of one version: the new one has another system identifier, so its data is a copy.  It loses
-# nothing, enqueueing goes on, the workers wait and say so once, and after one adopt() all is delivered.  What was settled is not
-# delivered again; messages that lay in a log of another database are not touched.
+# pg_upgrade: the new cluster has another system identifier, so its data is a copy.  It loses nothing, enqueueing goes on, the
+# workers wait and say so once, and after one adopt() all is delivered.  What was settled is not delivered again; messages that lay
+# in a log of another database are not touched.
+#
+# The environment's oldinstall, as for core's own test, is the folder of an older server that has the extension; without it both
+# clusters are of one version.
 
 use strict;
 use warnings;
@@ -11,8 +14,10 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $old = worker_node('old');
-my $new = worker_node('new', start => 0);
+# whether there are checksums must be the same, and is not by default
+my $old = worker_node('old', install_path => $ENV{oldinstall}, extra => ['--data-checksums']);
+my $new = worker_node('new', start => 0, extra => ['--data-checksums']);
+note('from ' . $old->pg_version . ' to ' . $new->pg_version);
 
 database($old, 'postgres');
 database($old, 'shop');
@@ -48,8 +53,8 @@ my $newest = sql($old, 'SELECT max(position) FROM outbox.log', 'shop');
 $old->stop;
 
 # The workers of the new one must not deliver while it is being made.
-my $bindir = $old->config_data('--bindir');
-my @upgrade = ('pg_upgrade', '--no-sync', '-d', $old->data_dir, '-D', $new->data_dir, '-b', $bindir, '-B', $bindir,
+my @upgrade = ('pg_upgrade', '--no-sync', '-d', $old->data_dir, '-D', $new->data_dir, '-b', $old->config_data('--bindir'),
+	'-B', $new->config_data('--bindir'),
 	'-s', $new->host, '-p', $old->port, '-P', $new->port, '-U', 'postgres');
 chdir $PostgreSQL::Test::Utils::tmp_check;
 command_ok([ @upgrade, '--check' ], 'pg_upgrade --check');
