@@ -24,7 +24,7 @@ sql($target, 'CREATE ROLE other; CREATE ROLE consumer LOGIN');
 sql($node, "SELECT outbox.subscribe('second', 'm.*')");
 sql($node, "SELECT outbox.grant_access('consumer', 'consumer', 'second')");
 sql($node, "SELECT count(outbox.enqueue('m.' || i, '1', dedupe_key => 'k' || i)) FROM generate_series(1, 20) i");
-sql($node, 'CREATE TABLE held AS SELECT name, id, claim_token AS token FROM outbox.claim_batch(10)');
+sql($node, "CREATE TABLE held AS SELECT name, id, claim_token AS token FROM outbox.claim_batch(10, lease => '290 s')");
 sql($node, "SELECT outbox.settle(id, token) FROM held WHERE name IN ('m.1', 'm.2', 'm.3')");
 sql($node, "SELECT outbox.settle(id, token, 'dead', 'hopeless') FROM held WHERE name = 'm.4'");
 sql($node, "SELECT outbox.settle(id, token, 'failed', retry_at => now() + '1 hour') FROM held WHERE name = 'm.5'");
@@ -84,7 +84,7 @@ SQL
 	is_sql($node, "SELECT outbox.settle(id, token) FROM held WHERE name = 'm.6'", 'delivered',
 		"$what: a lease that was copied may be settled", $database);
 	is_sql($node, <<'SQL', "m.10|2 m.7|2 m.8|2 m.9|2", "$what: or runs out", $database);
-SET outbox.clock_offset = '70s';
+SET outbox.clock_offset = '330s';
 SELECT string_agg(c.name || '|' || c.attempts, ' ' ORDER BY c.name) FROM (
 	SELECT * FROM outbox.claim_batch(1) UNION ALL SELECT * FROM outbox.claim_batch(1) UNION ALL
 	SELECT * FROM outbox.claim_batch(1) UNION ALL SELECT * FROM outbox.claim_batch(1)) c

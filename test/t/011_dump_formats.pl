@@ -29,7 +29,7 @@ SELECT outbox.grant_access('consumer', 'consumer', 'default'), outbox.grant_acce
 SQL
 sql($node, "SELECT count(outbox.enqueue('plain', to_jsonb(i), dedupe_key => 'key ' || i, headers => '{\"h\": \"\\\\u00e9\"}'))"
 	. ' FROM generate_series(1, 40) i');
-sql($node, "CREATE TABLE held AS SELECT payload::int AS nr, id, claim_token AS token FROM outbox.claim_batch(20, worker => 'w')");
+sql($node, "CREATE TABLE held AS SELECT payload::int AS nr, id, claim_token AS token FROM outbox.claim_batch(20, worker => 'w', lease => '290 s')");
 sql($node, 'SELECT outbox.settle(id, token) FROM held WHERE nr <= 5');
 sql($node, "SELECT outbox.settle(id, token, 'dead', E'hopeless\\nindeed') FROM held WHERE nr IN (6, 7)");
 sql($node, "SELECT outbox.settle(id, token, 'failed', 'later', retry_at => now() + interval '1 day') FROM held WHERE nr = 8");
