@@ -250,6 +250,7 @@ SELECT mallory.grants();
 ROLLBACK;
 DROP SCHEMA outbox;
 -- somebody else's schema, or one that is not empty, is not taken over
+\set SHOW_CONTEXT never
 CREATE SCHEMA outbox AUTHORIZATION regress_mallory;
 CREATE EXTENSION outbox;
 DROP SCHEMA outbox;
@@ -264,4 +265,5 @@ SET client_min_messages = warning;
 DROP EXTENSION outbox CASCADE;
 DROP OWNED BY regress_mallory CASCADE;
 DROP ROLE regress_mallory;
+\set SHOW_CONTEXT errors
 CREATE EXTENSION outbox;
