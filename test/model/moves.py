@@ -215,18 +215,19 @@ def left(txn, lease):
 
 
 def pick_lease(session, txn, ended=False):
+    """A lease and what is left of it, which may be settled beside us at any moment."""
     leases = session.held + txn.leases
     if session.random.random() < 0.1:
         leases = list(session.random.choice(session.world.sessions).held)       # beside its owner: a heartbeat
         session.world.count('lease of another session')
-    leases = [e for e in leases if not e.claim.undone and left(txn, e)]
+    leases = [(e, ids) for e in leases if not e.claim.undone and (ids := left(txn, e))]
     if ended:
         clock = session.look_at_clock()
-        leases = [e for e in leases if e.until < clock and e.claim.txn is not txn]
+        leases = [(e, ids) for e, ids in leases if e.until < clock and e.claim.txn is not txn]
     elif session.random.random() < 0.9:
         clock = session.world.clock_high()
-        leases = [e for e in leases if e.until > clock or e.claim.txn is txn]
-    return session.random.choice(leases) if leases else None
+        leases = [(e, ids) for e, ids in leases if e.until > clock or e.claim.txn is txn]
+    return session.random.choice(leases) if leases else (None, [])
 
 
 SETTLE = """outbox.settle(id => %s, claim_token => %s, outcome => %s, error => %s, error_detail => %s,
@@ -276,27 +277,26 @@ def settle_one(session, txn, lease, ids, name):
 
 
 def settle(session, txn):
-    lease = pick_lease(session, txn)
+    lease, ids = pick_lease(session, txn)
     if lease:
-        settle_one(session, txn, lease, left(txn, lease), None)
+        settle_one(session, txn, lease, ids, None)
 
 
 def settle_late(session, txn):
-    lease = pick_lease(session, txn, ended=True)
+    lease, ids = pick_lease(session, txn, ended=True)
     if lease:
-        settle_one(session, txn, lease, left(txn, lease), 'settle late')
+        settle_one(session, txn, lease, ids, 'settle late')
 
 
 def settle_batch(session, txn):
-    lease = pick_lease(session, txn)
+    lease, ids = pick_lease(session, txn)
     if lease:
-        settle_many(session, txn, lease, left(txn, lease), None, 'settle_batch')
+        settle_many(session, txn, lease, ids, None, 'settle_batch')
 
 
 def settle_some(session, txn):
-    lease = pick_lease(session, txn)
+    lease, ids = pick_lease(session, txn)
     if lease:
-        ids = left(txn, lease)
         ids = session.random.sample(ids, session.random.randint(1, len(ids)))
         if session.random.random() < 0.2:
             ids += [m.id for m in list(session.world.messages.values())[-5:] if m.exists() and m.id not in ids]
@@ -321,33 +321,33 @@ def settle_many(session, txn, lease, ids, asked, name, chosen=None):
 def settle_wrongly(session, txn):
     """A token that was never given out, or one that holds another message."""
     leases = [e for e in session.held if left(txn, e)]
-    if not leases:
+    lease = session.random.choice(leases or [None])
+    ids = left(txn, lease) if lease else []
+    if not ids:
         return
-    lease = session.random.choice(leases)
     tokens = [str(uuid.uuid4())] + [e.token for e in leases if not e.ids & lease.ids]
     token = session.random.choice(tokens)
-    event = Event(txn, 'settle wrongly', lease.subscription, [session.random.choice(left(txn, lease))], token=token)
+    event = Event(txn, 'settle wrongly', lease.subscription, [session.random.choice(ids)], token=token)
     session.world.count('settle with a wrong token')
     session.call(event, 'r', SETTLE, (event.ids[0], token, 'delivered', None, None, None), NOT_HELD)
     raise Finding(7, f'settled with the wrong token {token}', event.ids[0])
 
 
 def renew_one(session, txn):
-    lease = pick_lease(session, txn)
+    lease, ids = pick_lease(session, txn)
     if lease:
-        renew(session, txn, lease, [session.random.choice(left(txn, lease))], 'renew')
+        renew(session, txn, lease, [session.random.choice(ids)], 'renew')
 
 
 def renew_batch(session, txn):
-    lease = pick_lease(session, txn)
+    lease, ids = pick_lease(session, txn)
     if lease:
-        renew(session, txn, lease, left(txn, lease), 'renew_batch')
+        renew(session, txn, lease, ids, 'renew_batch')
 
 
 def renew_some(session, txn):
-    lease = pick_lease(session, txn)
+    lease, ids = pick_lease(session, txn)
     if lease:
-        ids = left(txn, lease)
         ids = session.random.sample(ids, session.random.randint(1, len(ids)))
         renew(session, txn, lease, ids, 'renew_batch by ids')
 
