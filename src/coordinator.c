@@ -79,6 +79,7 @@ typedef struct Coordinator
 	TimestampTz dedupe_at;
 	TimestampTz history_at;
 	bool		enqueued;		/* messages were enqueued here since we began */
+	TimestampTz foreign_since;	/* rows of another cluster and no messages; 0: not so */
 	bool		ready;			/* something was given back, retried at once, resumed */
 	bool		roles;			/* some may have been renamed */
 	int64		poll;
@@ -90,7 +91,7 @@ static void turn(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
 static void forget_database(Coordinator *coordinator);
 static bool tell_of_copy(Coordinator *coordinator, bool copy);
-static bool may_make_first_rows(Coordinator *coordinator);
+static bool may_make_first_rows(Coordinator *coordinator, const Frontier *frontier);
 static void look_after(Coordinator *coordinator, Subscription *subscription, bool news,
 					   List **ready_roles);
 static void forget_removed(Coordinator *coordinator);
@@ -284,7 +285,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	if (coordinator->roles)
 		guard_rename_roles();
 	coordinator->roles = false;
-	if (!may_make_first_rows(coordinator))
+	if (!may_make_first_rows(coordinator, &frontier))
 		coordinator->deadline = clock_machine() + FIRST_ROWS_GRACE / 4;
 	else if (routing_lock(0))
 	{
@@ -353,17 +354,29 @@ tell_of_copy(Coordinator *coordinator, bool copy)
  * Where there is no identity yet, routing would make one, and a restore that is under
  * way would meet it.  So only if something was enqueued here; or after a while, for what
  * was enqueued before a restart.
+ *
+ * Where the rows of another cluster are and no messages, routing would take the outbox for
+ * an empty one, which adopts itself.  But of several tables that are restored side by
+ * side, or replicated, the log may be the last.
  */
 static bool
-may_make_first_rows(Coordinator *coordinator)
+may_make_first_rows(Coordinator *coordinator, const Frontier *frontier)
 {
 	Identity	identity;
+	TimestampTz now = clock_machine();
 
 	identity_read(&identity);
+	if (identity.foreign ||
+		(frontier->id != 0 && !identity_is_here(frontier->system_identifier, frontier->database)))
+	{
+		if (coordinator->foreign_since == 0)
+			coordinator->foreign_since = now;
+		return now - coordinator->foreign_since > FIRST_ROWS_GRACE;
+	}
+	coordinator->foreign_since = 0;
 	if (identity.exists || coordinator->enqueued)
 		return true;
-	return log_has_messages() &&
-		clock_machine() - coordinator->database->first_served_at > FIRST_ROWS_GRACE;
+	return log_has_messages() && now - coordinator->database->first_served_at > FIRST_ROWS_GRACE;
 }
 
 static void
