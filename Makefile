@@ -29,6 +29,7 @@ OBJS = \
 	src/drain.o \
 	src/enqueue.o \
 	src/enqueue_sql.o \
+	src/entries.o \
 	src/envelope.o \
 	src/filing.o \
 	src/floor.o \

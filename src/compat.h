@@ -86,7 +86,24 @@ outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper
 	return make_range(typcache, lower, upper, false);
 }
 
-/* a macro: who uses it includes executor.h and parse_relation.h, others need not */
+/* which indexes an updated row needs entries in */
+typedef enum TU_UpdateIndexes
+{
+	TU_None,
+	TU_All,
+	TU_Summarizing				/* never before 16 */
+} TU_UpdateIndexes;
+
+#define outbox_tuple_update(rel, tid, slot, snapshot, which) \
+	do { \
+		bool		any_; \
+		simple_table_tuple_update(rel, tid, slot, snapshot, &any_); \
+		*(which) = any_ ? TU_All : TU_None; \
+	} while (0)
+#define outbox_insert_entries(info, slot, estate, update, which) \
+	list_free(ExecInsertIndexTuples(info, slot, estate, update, false, NULL, NIL))
+
+/* macros: who uses them includes executor.h and parse_relation.h, others need not */
 #define outbox_init_range_table(estate, rte) ExecInitRangeTable(estate, list_make1(rte))
 #define outbox_epq_init(epq, estate) EvalPlanQualInit(epq, estate, NULL, NIL, -1)
 
@@ -113,6 +130,11 @@ outbox_make_range(TypeCacheEntry *typcache, RangeBound *lower, RangeBound *upper
 {
 	return make_range(typcache, lower, upper, false, NULL);
 }
+
+#define outbox_tuple_update(rel, tid, slot, snapshot, which) \
+	simple_table_tuple_update(rel, tid, slot, snapshot, which)
+#define outbox_insert_entries(info, slot, estate, update, which) \
+	list_free(ExecInsertIndexTuples(info, slot, estate, update, false, NULL, NIL, (which) == TU_Summarizing))
 
 #define outbox_epq_init(epq, estate) EvalPlanQualInit(epq, estate, NULL, NIL, -1, NIL)
 

@@ -2,10 +2,12 @@
  * rows.c
  *		Reading and writing rows of our tables without SPI.
  *
- * Writing goes through the executor's functions for logical replication's apply
- * workers, which take care of indexes, constraints, triggers and publications; reading
- * through index scans with explicit keys.  So a hot path never waits for a planner, and
- * no ill-timed ANALYZE can change what it does.
+ * Writing a table that is as the extension made it takes the heap, the indexes
+ * (entries.c) and nothing else.  Where somebody has put triggers or constraints on it, or
+ * indexes that need more, it goes through the executor's functions for logical
+ * replication's apply workers, which take care of all that.  Publications are asked in
+ * either way.  Reading goes through index scans with explicit keys.  So a hot path never
+ * waits for a planner, and no ill-timed ANALYZE can change what it does.
  *
  * Locks: the table's, RowExclusiveLock for writing and AccessShareLock for reading, kept
  * to the end of the transaction when writing.
@@ -20,9 +22,17 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-static void writer_open(Rows *rows);
+static bool needs_executor(Relation rel);
+static void executor_open(Rows *rows);
+static void executor_close(Rows *rows);
 static bool only_ours(TriggerDesc *triggers);
+static bool has_forbidden_null(TupleDesc desc, const bool *nulls);
+static bool goes_by_hand(Rows *rows, const bool *nulls);
+static void add_entries(Rows *rows, TU_UpdateIndexes which, bool update);
 static void store_values(TupleTableSlot *slot, const Datum *values, const bool *nulls);
+static void executor_update(Rows *rows, ItemPointer tid);
+static void executor_delete(Rows *rows, ItemPointer tid);
+static void written(Rows *rows);
 
 Rows *
 rows_open(OutboxObject table, bool writing)
@@ -41,17 +51,40 @@ rows_open_oid(Oid table, bool writing)
 	rows->context = context;
 	rows->lockmode = writing ? RowExclusiveLock : AccessShareLock;
 	rows->rel = table_open(table, rows->lockmode);
-	rows->slot = table_slot_create(rows->rel, NULL);
-	if (writing)
-		writer_open(rows);
+	rows->writing = writing;
+	if (writing && needs_executor(rows->rel))
+	{
+		executor_open(rows);
+		AfterTriggerBeginQuery();
+		rows->triggers = true;
+	}
 	MemoryContextSwitchTo(caller);
 	return rows;
 }
 
+/*
+ * Somebody has put a trigger or a constraint on the table.  The one that the extension
+ * made is for other writers: run_row.c sees itself to what it says.
+ */
+static bool
+needs_executor(Relation rel)
+{
+	TupleConstr *constr = RelationGetDescr(rel)->constr;
+
+	if (rel->trigdesc != NULL && !only_ours(rel->trigdesc))
+		return true;
+	if (rel->rd_rel->relispartition)
+		return true;
+	return constr != NULL &&
+		(constr->has_generated_stored || constr->num_check > 1 ||
+		 (constr->num_check == 1 && strcmp(constr->check[0].ccname, "delivery_check") != 0));
+}
+
 /* The range table is for the executor's functions, which ask it which columns change. */
 static void
-writer_open(Rows *rows)
+executor_open(Rows *rows)
 {
+	MemoryContext caller = MemoryContextSwitchTo(rows->context);
 	RangeTblEntry *rte = makeNode(RangeTblEntry);
 
 	rte->rtekind = RTE_RELATION;
@@ -66,7 +99,18 @@ writer_open(Rows *rows)
 	ExecOpenIndices(rows->info, false);
 	if (only_ours(rows->rel->trigdesc))
 		rows->info->ri_TrigDesc = NULL;
-	AfterTriggerBeginQuery();
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+executor_close(Rows *rows)
+{
+	if (rows->triggers)
+		AfterTriggerEndQuery(rows->estate);
+	ExecCloseIndices(rows->info);
+	ExecCloseResultRelations(rows->estate);	/* those that triggers opened */
+	ExecResetTupleTable(rows->estate->es_tupleTable, false);
+	FreeExecutorState(rows->estate);
 }
 
 /* The triggers that watch other writers need not watch us. */
@@ -81,16 +125,27 @@ void
 rows_close(Rows *rows)
 {
 	if (rows->estate != NULL)
-	{
-		AfterTriggerEndQuery(rows->estate);
-		ExecCloseIndices(rows->info);
-		ExecCloseResultRelations(rows->estate);	/* those that triggers opened */
-		ExecResetTupleTable(rows->estate->es_tupleTable, false);
-		FreeExecutorState(rows->estate);
-	}
-	ExecDropSingleTupleTableSlot(rows->slot);
-	table_close(rows->rel, rows->estate != NULL ? NoLock : rows->lockmode);
+		executor_close(rows);
+	if (rows->entries != NULL)
+		entries_close(rows->entries);
+	if (rows->slot != NULL)
+		ExecDropSingleTupleTableSlot(rows->slot);
+	table_close(rows->rel, rows->writing ? NoLock : rows->lockmode);
 	MemoryContextDelete(rows->context);
+}
+
+/* For rows that are locked or written. */
+TupleTableSlot *
+rows_slot(Rows *rows)
+{
+	if (rows->slot == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(rows->context);
+
+		rows->slot = table_slot_create(rows->rel, NULL);
+		MemoryContextSwitchTo(caller);
+	}
+	return rows->slot;
 }
 
 /* The arrays have the columns that the install script made. */
@@ -119,52 +174,135 @@ store_values(TupleTableSlot *slot, const Datum *values, const bool *nulls)
 	ExecMaterializeSlot(slot);
 }
 
+/* The constraint is the executor's to report. */
+static bool
+has_forbidden_null(TupleDesc desc, const bool *nulls)
+{
+	for (int i = 0; i < desc->natts; i++)
+	{
+		if (nulls[i] && TupleDescAttr(desc, i)->attnotnull)
+			return true;
+	}
+	return false;
+}
+
+/* Whether the row, NULL for one that is deleted, is written without the executor. */
+static bool
+goes_by_hand(Rows *rows, const bool *nulls)
+{
+	if (rows->estate == NULL && nulls != NULL && has_forbidden_null(RelationGetDescr(rows->rel), nulls))
+		executor_open(rows);
+	return rows->estate == NULL;
+}
+
+/* Of the row in the slot, which was just written.  Most updates need none: they are HOT. */
+static void
+add_entries(Rows *rows, TU_UpdateIndexes which, bool update)
+{
+	if (which == TU_None)
+		return;
+	if (rows->entries == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(rows->context);
+
+		rows->entries = palloc(sizeof(Entries));
+		entries_open(rows->entries, rows->rel);
+		MemoryContextSwitchTo(caller);
+	}
+	if (rows->entries->plain && which == TU_All)
+	{
+		entries_insert(rows->entries, rows->slot, update);
+		return;
+	}
+	if (rows->estate == NULL)
+		executor_open(rows);
+	outbox_insert_entries(rows->info, rows->slot, rows->estate, update, which);
+}
+
 void
 rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid)
 {
-	store_values(rows->slot, values, nulls);
-	ExecSimpleRelationInsert(rows->info, rows->estate, rows->slot);
+	store_values(rows_slot(rows), values, nulls);
+	if (goes_by_hand(rows, nulls))
+	{
+		simple_table_tuple_insert(rows->rel, rows->slot);
+		add_entries(rows, TU_All, false);
+	}
+	else
+		ExecSimpleRelationInsert(rows->info, rows->estate, rows->slot);
 	if (tid != NULL)
 		*tid = rows->slot->tts_tid;
-	ExecClearTuple(rows->slot);
-	ResetPerTupleExprContext(rows->estate);
-	CommandCounterIncrement();
+	written(rows);
 }
 
 /* The caller holds the row's lock; tid becomes that of the new version. */
 void
 rows_update(Rows *rows, ItemPointer tid, const Datum *values, const bool *nulls)
 {
+	store_values(rows_slot(rows), values, nulls);
+	if (goes_by_hand(rows, nulls))
+	{
+		TU_UpdateIndexes which;
+
+		CheckCmdReplicaIdentity(rows->rel, CMD_UPDATE);
+		outbox_tuple_update(rows->rel, tid, rows->slot, GetActiveSnapshot(), &which);
+		add_entries(rows, which, true);
+	}
+	else
+		executor_update(rows, tid);
+	*tid = rows->slot->tts_tid;
+	written(rows);
+}
+
+static void
+executor_update(Rows *rows, ItemPointer tid)
+{
 	TupleTableSlot *old = table_slot_create(rows->rel, NULL);
 	EPQState	epq;
 
 	outbox_epq_init(&epq, rows->estate);
 	old->tts_tid = *tid;
-	store_values(rows->slot, values, nulls);
 	rows->estate->es_snapshot = GetActiveSnapshot();
 	rows->estate->es_output_cid = GetCurrentCommandId(true);	/* triggers lock the row by it */
 	ExecSimpleRelationUpdate(rows->info, rows->estate, &epq, old, rows->slot);
-	*tid = rows->slot->tts_tid;
 	EvalPlanQualEnd(&epq);
-	ExecClearTuple(rows->slot);
 	ExecDropSingleTupleTableSlot(old);
-	ResetPerTupleExprContext(rows->estate);
-	CommandCounterIncrement();
 }
 
 void
 rows_delete(Rows *rows, ItemPointer tid)
 {
+	if (goes_by_hand(rows, NULL))
+	{
+		CheckCmdReplicaIdentity(rows->rel, CMD_DELETE);
+		simple_table_tuple_delete(rows->rel, tid, GetActiveSnapshot());
+	}
+	else
+		executor_delete(rows, tid);
+	written(rows);
+}
+
+static void
+executor_delete(Rows *rows, ItemPointer tid)
+{
 	EPQState	epq;
 
 	outbox_epq_init(&epq, rows->estate);
-	ExecClearTuple(rows->slot);
+	ExecClearTuple(rows_slot(rows));
 	rows->slot->tts_tid = *tid;
 	rows->estate->es_snapshot = GetActiveSnapshot();
 	rows->estate->es_output_cid = GetCurrentCommandId(true);
 	ExecSimpleRelationDelete(rows->info, rows->estate, &epq, rows->slot);
 	EvalPlanQualEnd(&epq);
-	ResetPerTupleExprContext(rows->estate);
+}
+
+static void
+written(Rows *rows)
+{
+	if (rows->slot != NULL)
+		ExecClearTuple(rows->slot);
+	if (rows->estate != NULL)
+		ResetPerTupleExprContext(rows->estate);
 	CommandCounterIncrement();
 }
 

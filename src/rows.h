@@ -7,6 +7,7 @@
 #define OUTBOX_ROWS_H
 
 #include "catalog.h"
+#include "entries.h"
 
 #include "access/genam.h"
 #include "access/skey.h"
@@ -17,10 +18,13 @@ typedef struct Rows
 	Relation	rel;
 	LOCKMODE	lockmode;
 	MemoryContext context;
-	TupleTableSlot *slot;		/* for locked and written rows */
-	/* for writing only */
+	TupleTableSlot *slot;		/* see rows_slot() */
+	bool		writing;
+	Entries    *entries;		/* indexes, opened when the first row needs them; or NULL */
+	/* where the executor writes; or NULL */
 	EState	   *estate;
 	ResultRelInfo *info;
+	bool		triggers;		/* which may be fired after it */
 } Rows;
 
 typedef struct RowScan
@@ -34,6 +38,7 @@ typedef struct RowScan
 
 extern Rows *rows_open(OutboxObject table, bool writing);
 extern Rows *rows_open_oid(Oid table, bool writing);
+extern TupleTableSlot *rows_slot(Rows *rows);
 /* 55000 where somebody has added or dropped columns */
 extern void rows_check_columns(Relation rel, int columns);
 extern void rows_close(Rows *rows);
