@@ -99,7 +99,9 @@ rows_to_lock(Lease *lease, Snapshot snapshot, int64 position)
 			break;
 	}
 	run_scan_end(scan);
-	if (position < 0 || runs == NIL)
+	/* mostly the first is the only one */
+	if (position < 0 || runs == NIL ||
+		cover_contains(((Run *) linitial(runs))->positions, position))
 		return runs;
 
 	run = run_of_position(lease->store, snapshot, ((Run *) linitial(runs))->subscription_id, position);

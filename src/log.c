@@ -39,10 +39,11 @@ static const OutboxObject segments[] = {OB_LOG_0, OB_LOG_1, OB_LOG_2, OB_LOG_KEP
 
 typedef struct Segment
 {
-	Relation	rel;
-	Relation	index;			/* on position; NULL: the segment is empty, or left out */
+	Relation	rel;			/* NULL: left out */
+	bool		empty;
+	TupleTableSlot *slot;		/* this and the following made when needed */
+	Relation	index;			/* on position */
 	IndexScanDesc scan;
-	TupleTableSlot *slot;
 	bool		loaded;			/* slot holds the next row of this segment */
 	bool		done;
 } Segment;
@@ -55,8 +56,8 @@ struct LogReader
 };
 
 static LogReader *reader_open(Snapshot snapshot, int first, int last);
-static void segment_open(Segment *segment, OutboxObject table, Snapshot snapshot);
 static void segment_close(Segment *segment);
+static bool segment_prepare(LogReader *reader, Segment *segment, bool by_position);
 static bool segment_peek(LogReader *reader, Segment *segment);
 static bool find_id(Relation rel, Snapshot snapshot, const pg_uuid_t *id, TupleTableSlot *slot);
 static bool find_id_anyhow(Oid segment, const pg_uuid_t *id, TransactionId *other);
@@ -111,33 +112,40 @@ reader_open(Snapshot snapshot, int first, int last)
 
 	reader->context = context;
 	for (int i = first; i <= last; i++)
-		LockRelationOid(outbox_oid(segments[i]), AccessShareLock);
+		reader->segments[i].rel = table_open(outbox_oid(segments[i]), AccessShareLock);
 	reader->snapshot = RegisterSnapshot(IsInParallelMode() ? snapshot : GetLatestSnapshot());
+	/* what has no page has no row that a snapshot, taken before, could see */
 	for (int i = 0; i < N_SEGMENTS; i++)
-		reader->segments[i].done = true;
-	for (int i = first; i <= last; i++)
 	{
-		segment_open(&reader->segments[i], segments[i], reader->snapshot);
-		UnlockRelationOid(outbox_oid(segments[i]), AccessShareLock);
+		Segment    *segment = &reader->segments[i];
+
+		segment->done = true;
+		segment->empty = (segment->rel == NULL || RelationGetNumberOfBlocks(segment->rel) == 0);
+		if (segment->rel != NULL)
+			rows_check_columns(segment->rel, LOG_COLUMNS);
 	}
 	MemoryContextSwitchTo(caller);
 	return reader;
 }
 
-/*
- * Most segments are empty most of the time, and what has no page has no row that a
- * snapshot, taken before, could see.
- */
-static void
-segment_open(Segment *segment, OutboxObject table, Snapshot snapshot)
+/* Most segments are empty most of the time, and need nothing.  False: this one is. */
+static bool
+segment_prepare(LogReader *reader, Segment *segment, bool by_position)
 {
-	segment->rel = table_open(outbox_oid(table), AccessShareLock);
-	rows_check_columns(segment->rel, LOG_COLUMNS);
-	if (RelationGetNumberOfBlocks(segment->rel) == 0)
-		return;
-	segment->index = open_index_on(segment->rel, LOG_POSITION);
-	segment->slot = table_slot_create(segment->rel, NULL);
-	segment->scan = outbox_index_beginscan(segment->rel, segment->index, snapshot, 2, 0);
+	MemoryContext caller;
+
+	if (segment->empty)
+		return false;
+	caller = MemoryContextSwitchTo(reader->context);
+	if (segment->slot == NULL)
+		segment->slot = table_slot_create(segment->rel, NULL);
+	if (by_position && segment->index == NULL)
+	{
+		segment->index = open_index_on(segment->rel, LOG_POSITION);
+		segment->scan = outbox_index_beginscan(segment->rel, segment->index, reader->snapshot, 2, 0);
+	}
+	MemoryContextSwitchTo(caller);
+	return true;
 }
 
 static void
@@ -146,9 +154,10 @@ segment_close(Segment *segment)
 	if (segment->index != NULL)
 	{
 		index_endscan(segment->scan);
-		ExecDropSingleTupleTableSlot(segment->slot);
 		index_close(segment->index, AccessShareLock);
 	}
+	if (segment->slot != NULL)
+		ExecDropSingleTupleTableSlot(segment->slot);
 	if (segment->rel != NULL)
 		table_close(segment->rel, AccessShareLock);
 }
@@ -173,7 +182,7 @@ log_range(LogReader *reader, int64 lower, int64 upper)
 	{
 		Segment    *segment = &reader->segments[i];
 
-		if (segment->index == NULL)
+		if (!segment_prepare(reader, segment, true))
 			continue;
 		index_rescan(segment->scan, keys, 2, NULL, 0);
 		segment->loaded = false;
@@ -229,7 +238,7 @@ log_last_position(LogReader *reader)
 		Segment    *segment = &reader->segments[i];
 
 		segment->done = true;
-		if (segment->index != NULL &&
+		if (!segment->empty &&
 			index_getnext_slot(segment->scan, BackwardScanDirection, segment->slot))
 			last = Max(last, log_position(segment->slot));
 	}
@@ -264,10 +273,35 @@ log_find(LogReader *reader, const pg_uuid_t *id)
 
 		segment->loaded = false;
 		segment->done = true;
-		if (segment->index != NULL && find_id(segment->rel, reader->snapshot, id, segment->slot))
+		if (segment_prepare(reader, segment, false) &&
+			find_id(segment->rel, reader->snapshot, id, segment->slot))
 			found = segment->slot;
 	}
 	return found;
+}
+
+/*
+ * Where only one message is asked for, mostly a new one, the segments are looked at one
+ * after the other, each by a snapshot that is newer than its lock.  Messages move to the
+ * last one only, so one that is moved meanwhile is found there.
+ */
+int64
+log_position_of(const pg_uuid_t *id)
+{
+	int			writing = segment_writing();
+	int64		position = -1;
+
+	for (int i = 0; i < N_SEGMENTS && position < 0; i++)
+	{
+		int			number = (i == LOG_KEPT) ? i : (writing + i) % RING_SEGMENTS;
+		LogReader  *reader = log_open_segment(GetActiveSnapshot(), number);
+		TupleTableSlot *slot = log_find(reader, id);
+
+		if (slot != NULL)
+			position = log_position(slot);
+		log_close(reader);
+	}
+	return position;
 }
 
 static bool

@@ -54,6 +54,8 @@ extern void log_range(LogReader *reader, int64 lower, int64 upper);
 extern TupleTableSlot *log_next(LogReader *reader);
 /* the message with this id, or NULL */
 extern TupleTableSlot *log_find(LogReader *reader, const pg_uuid_t *id);
+/* its position, -1 where there is none; takes snapshots of its own */
+extern int64 log_position_of(const pg_uuid_t *id);
 /* the highest position that is stored, or -1 */
 extern int64 log_last_position(LogReader *reader);
 extern int64 log_count(int number, Snapshot snapshot);

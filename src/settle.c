@@ -34,7 +34,6 @@ static void parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *set
 static Outcome parse_outcome(const char *name);
 static bool is_empty(ArrayType *ids);
 static int64 *positions_of_ids(ArrayType *ids, int *n);
-static int64 position_of_message(const pg_uuid_t *id);
 static Lease *hold(Lease *lease);
 pg_noreturn static void refuse(const Lease *lease, const pg_uuid_t *id);
 static void count_refused(const Lease *lease);
@@ -110,19 +109,6 @@ parse_settlement(FunctionCallInfo fcinfo, int first, Settlement *settlement)
 		settlement->error = error_record(NULL, message, NULL, NULL, NULL, detail);
 	else if (settlement->outcome == OUTCOME_FAILED || settlement->outcome == OUTCOME_DEAD)
 		settlement->error = error_record(NULL, "no error was given", NULL, NULL, NULL, NULL);
-}
-
-/* -1: no such message */
-static int64
-position_of_message(const pg_uuid_t *id)
-{
-	LogReader  *reader = log_open(snapshot_push());
-	TupleTableSlot *slot = log_find(reader, id);
-	int64		position = (slot != NULL) ? log_position(slot) : -1;
-
-	log_close(reader);
-	snapshot_pop();
-	return position;
 }
 
 static bool
@@ -249,7 +235,7 @@ message_argument(FunctionCallInfo fcinfo, int n)
 
 	arg_required(fcinfo, n, "id");
 	id = PG_GETARG_UUID_P(n);
-	position = position_of_message(id);
+	position = log_position_of(id);
 	if (position < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUTBOX_UNKNOWN_MESSAGE),
