@@ -5,7 +5,8 @@
 \i :dir/include/engine.sql
 CREATE VIEW ring AS SELECT string_agg(state, ' ' ORDER BY segment) FILTER (WHERE segment <> 'log_kept') AS ring,
                            (SELECT count(*) FROM outbox.log_kept) AS kept,
-                           string_agg(segment || ': ' || held_by, '; ' ORDER BY segment) AS held_by
+                           string_agg(segment || ': ' || held_by, '; ' ORDER BY segment)
+                               FILTER (WHERE held_by !~ '^process') AS held_by  -- autovacuum may look at any time
                       FROM outbox.segments;
 -- which messages are stored where
 CREATE VIEW stored AS
