@@ -409,13 +409,13 @@ SELECT * FROM stored;
 INSERT INTO held SELECT * FROM outbox.claim_batch(10);
 SELECT count(DISTINCT claim_token), (SELECT count(*) FROM outbox.delivery) AS runs FROM held;
 SELECT outbox.settle(pg_temp.id(n), pg_temp.token(n)) FROM generate_series(1, 3) n;
-SELECT message_count, state FROM outbox.delivery ORDER BY state;
+SELECT message_count, state FROM outbox.delivery ORDER BY state, message_count;
 SELECT outbox.purge('infinity');
 SELECT * FROM ring;
 SELECT outbox.settle(pg_temp.id(4), pg_temp.token(4));
 CALL pg_temp.turn();
 SELECT * FROM stored;
-SELECT message_count, state FROM outbox.delivery ORDER BY state;
+SELECT message_count, state FROM outbox.delivery ORDER BY state, message_count;
 SELECT * FROM counts;
 SELECT * FROM pg_temp.broken();
 -- the run that collects what is delivered has gone in the meantime
@@ -429,9 +429,9 @@ SELECT outbox.settle(pg_temp.id(n), pg_temp.token(n)) FROM generate_series(1, 5)
 SELECT outbox.purge('infinity');
 CALL pg_temp.turn();
 SELECT * FROM stored;
-SELECT message_count, state FROM outbox.delivery ORDER BY state;
+SELECT message_count, state FROM outbox.delivery ORDER BY state, message_count;
 SELECT outbox.settle(pg_temp.id(n), pg_temp.token(n)) FROM generate_series(6, 9) n;
-SELECT message_count, state FROM outbox.delivery ORDER BY state;
+SELECT message_count, state FROM outbox.delivery ORDER BY state, message_count;
 SELECT * FROM pg_temp.broken();
 -- it is shrunk, and goes on collecting
 SELECT outbox.settle_batch(pg_temp.token(10));
@@ -444,7 +444,7 @@ SELECT outbox.purge('infinity');
 CALL pg_temp.turn();
 SELECT outbox.settle(pg_temp.id(n), pg_temp.token(n)) FROM generate_series(14, 20) n;
 SELECT * FROM stored;
-SELECT message_count, state FROM outbox.delivery ORDER BY state;
+SELECT message_count, state FROM outbox.delivery ORDER BY state, message_count;
 SELECT * FROM pg_temp.broken();
 
 -- Sweeping in many bites, for several subscriptions; one that it is at is removed in between.
