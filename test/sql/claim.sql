@@ -146,6 +146,16 @@ SELECT count(*), sum(messages) FROM outbox.leases WHERE worker = 'separate';
 SELECT count(*) FROM outbox.claim_batch(100);
 SELECT * FROM pg_temp.broken();
 
+-- Tokens are random: version 4, none twice, and each other bit is set in about half of them.
+BEGIN;
+SELECT count(*) FROM outbox.enqueue_batch('random', (SELECT jsonb_agg(n) FROM generate_series(1, 4000) n));
+CREATE TEMP TABLE tokens ON COMMIT DROP AS
+SELECT claim_token, decode(replace(claim_token::text, '-', ''), 'hex') AS bits FROM outbox.claim_batch(4000, separate_tokens => true);
+SELECT count(DISTINCT claim_token) AS tokens, bool_and(claim_token::text ~ '^.{14}4.{4}[89ab]') AS version_4 FROM tokens;
+SELECT bit, ones FROM (SELECT bit, sum(get_bit(bits, bit)) AS ones FROM tokens, generate_series(0, 127) bit GROUP BY bit) b
+ WHERE bit NOT BETWEEN 52 AND 55 AND bit NOT IN (70, 71) AND ones NOT BETWEEN 1800 AND 2200;
+ROLLBACK;
+
 -- The worker's name is for people.
 SELECT outbox.enqueue('worker', to_jsonb(n)) IS NOT NULL FROM generate_series(1, 4) n;
 SELECT count(*) FROM outbox.claim_batch(1, worker => 'host-7/12345');

@@ -180,6 +180,39 @@ SET ROLE regress_mallory;
 SELECT mallory.try(format('SELECT outbox.settle(%L, %L)', :'theirs_id', :'theirs_token'));
 RESET ROLE;
 
+-- A dedupe key is everybody's within its name: who comes second sees that nothing was queued, and does not see what was.
+SELECT outbox.enqueue('shared', '"of the first"', dedupe_key => 'k') AS first \gset
+SELECT outbox.revoke_access('regress_mallory', 'consumer', 'mine'), outbox.grant_access('regress_mallory', 'producer');
+SET ROLE regress_mallory;
+BEGIN;
+SELECT outbox.enqueue('shared', '"of the second"', dedupe_key => 'k') = :'first' AS same, (SELECT count(*) FROM outbox.enqueued()) AS enqueued;
+SELECT mallory.try(format('SELECT outbox.get(%L)', :'first'));
+ROLLBACK;
+RESET ROLE;
+SELECT outbox.revoke_access('regress_mallory', 'producer');
+
+-- Who may read all tables and is not given a kind of access sees a view's rows or an error, never an empty view that is none.
+CREATE FUNCTION mallory.rows(view text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    n bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM outbox.%I', view) INTO n;
+    RETURN CASE WHEN n > 0 THEN 'rows' ELSE 'empty' END;
+EXCEPTION WHEN OTHERS THEN
+    RETURN SQLSTATE;
+END
+$$;
+CREATE TABLE mallory.views AS SELECT relname AS view, mallory.rows(relname) AS here
+  FROM pg_class WHERE relnamespace = to_regnamespace('outbox') AND relkind = 'v';
+GRANT SELECT ON mallory.views TO regress_mallory;
+GRANT pg_read_all_data TO regress_mallory;
+SET ROLE regress_mallory;
+SELECT view, here, mallory.rows(view) AS there FROM mallory.views WHERE mallory.rows(view) NOT IN (here, '42501') ORDER BY 1;
+SELECT count(*) > 3 AS some_have_rows FROM mallory.views WHERE here = 'rows';
+RESET ROLE;
+REVOKE pg_read_all_data FROM regress_mallory;
+DROP TABLE mallory.views;
+
 -- With every kind of access the tables are closed, the views only for reading, and nothing of ours can be put to other use.
 SELECT count(outbox.grant_access('regress_mallory', kind)) FROM unnest(ARRAY['producer', 'consumer', 'operator', 'reader']) kind;
 SET ROLE regress_mallory;

@@ -197,6 +197,18 @@ SELECT count(*) FROM outbox.claim_batch(1000, subscription => 'late');
 PREPARE TRANSACTION 'routing';
 SELECT routed FROM outbox.maintain();
 SELECT * FROM pg_temp.broken('{odd,odd_job,sub_from_now}');
+-- Numbers above 2^31, as after years: of every sequence.
+SELECT pg_temp.anew();
+SELECT count(setval(CAST(s.oid AS regclass), 3000000000)) AS sequences FROM pg_class s WHERE s.relkind = 'S' AND s.relnamespace = to_regnamespace('outbox');
+SELECT outbox.subscribe('numbers', 'numbers');
+SELECT count(outbox.enqueue('numbers', to_jsonb(n))) FROM generate_series(1, 3) n;
+INSERT INTO held SELECT * FROM outbox.claim_batch(2, subscription => 'numbers');
+SELECT outbox.settle(pg_temp.id(1), pg_temp.token(1)), outbox.settle(pg_temp.id(2), pg_temp.token(2), 'dead');
+SELECT outbox.requeue(pg_temp.id(2)), outbox.skip('numbers', 'infinity');
+SELECT bool_and(id > 3000000000) FROM outbox.delivery WHERE subscription_id > 3000000000;
+SELECT * FROM pg_temp.broken();
+SELECT outbox.unsubscribe('numbers', true);
+
 -- Each row of the frontier follows the one before it.
 SELECT count(*) - count(DISTINCT predecessor) AS forks FROM outbox.frontier;
 DROP FUNCTION hook;

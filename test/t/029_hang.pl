@@ -78,5 +78,25 @@ is_sql($node, 'SELECT count(*) FROM outbox.leases', '0', 'nothing stays leased')
 enqueue($node, 'stubborn', 100, 120);
 eventually($node, "SELECT status, count(*) FROM outbox.messages WHERE name = 'stubborn' AND payload::int >= 100 GROUP BY 1", 'delivered|21', 'and it goes on');
 
+# While the only worker is in a hook that hangs, whoever pulls depends on nobody: leases that ended are taken back by the next claim.
+sql($node, <<~'SQL');
+	CREATE FUNCTION stuck(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_xact_lock(17);
+	END $$;
+	SELECT outbox.register_hook('stuck', 'public.stuck'), outbox.subscribe('pulled', 'pulled');
+	SQL
+my $gate = session($node);
+$gate->query_safe('SELECT pg_advisory_lock(17)');
+enqueue($node, 'stuck', 0);
+eventually($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", '1', 'the only worker is in a hook that hangs');
+enqueue($node, 'pulled', 1);
+sql($node, "CREATE TABLE held AS SELECT id FROM outbox.claim_batch(subscription => 'pulled', lease => '10 ms', worker => 'dead one')");
+eventually($node, "SELECT id = (SELECT id FROM held), attempts FROM outbox.claim_batch(subscription => 'pulled')", 't|2',
+	'what a dead consumer had is claimed by the next one');
+is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", '1', 'the hook hangs still');
+$gate->query_safe('SELECT pg_advisory_unlock(17)');
+$gate->quit;
+
 $node->stop;
 done_testing();

@@ -30,6 +30,10 @@ is_sql($node, 'SELECT count(*) FROM pg_locks WHERE pid IN (' . join(',', values 
 is_sql($node, "SELECT string_agg(DISTINCT wait_event_type || ' ' || wait_event, ',') FROM pg_stat_activity WHERE backend_type LIKE 'outbox%'",
 	'Extension ' . wait_name($node), 'their wait has a name');
 
+# Nobody else has changed a run here: so autovacuum is told of what they do.
+eventually($node, "SELECT n_tup_ins > 0, n_tup_upd > 0 FROM pg_stat_all_tables WHERE relid = 'outbox.delivery'::regclass", 't|t',
+	'what they change is counted, for autovacuum');
+
 # Idle: how often each of them goes to sleep in a while, as the kernel counts it. The poll is at its slowest.
 SKIP:
 {

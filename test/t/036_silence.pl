@@ -85,6 +85,28 @@ my @tokens = split /\n/, sql($node, 'SELECT claim_token FROM held');
 is(scalar(@tokens), 10, 'there are tokens');
 is(scalar(grep { $log =~ /$_/ } @tokens), 0, 'none of them is in the log');
 is_sql($node, "SELECT count(*) FROM pg_stat_statements JOIN word ON position(w IN query) > 0", '0', 'nor a payload in pg_stat_statements');
+
+# Statements of ours are constant: however much is done, the statistics extension hardly gets more entries.
+sql($node, "SELECT outbox.subscribe('counted', 'counted.#'); SELECT outbox.register_hook('counted.#', 'public.take', 'counted')");
+sql($node, "SELECT outbox.subscribe('counted_too', 'counted.#')");
+my $turns = 0;
+
+sub statements
+{
+	$turns++;
+	sql($node, "SELECT outbox.enqueue('counted.' || $turns || '.' || n, to_jsonb(n), dedupe_key => 'turn $turns ' || n) FROM generate_series(1, 50) n");
+	sql($node, "SELECT count(outbox.settle(id, claim_token)) FROM outbox.claim_batch(50, subscription => 'counted_too')");
+	sql($node, 'SELECT * FROM outbox.maintain()');
+	eventually($node, "SELECT count(*) FROM got WHERE name LIKE 'counted.%'", 50 * $turns, "turn $turns is delivered");
+	return sql($node, 'SELECT count(*) FROM pg_stat_statements');
+}
+
+statements() for 1 .. 3;
+my $before = statements();
+statements() for 1 .. 5;
+my $after = statements();
+# some are run now and then only
+cmp_ok($after - $before, '<', 20, "after 300 messages more: $before statements, $after");
 $gate->quit;
 $node->stop;
 done_testing();

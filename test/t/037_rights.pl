@@ -87,6 +87,23 @@ $gate->query_safe('SELECT pg_advisory_unlock(17)');
 $nobody->quit;
 $gate->quit;
 
+# Who may signal other roles' processes ends the workers of roles, which come back, and nobody who serves others.
+sql($node, 'GRANT pg_signal_backend TO nobody');
+for my $process ('launcher', 'coordinator')
+{
+	my $pid = worker_pid($node, $process);
+
+	($status, $out, $err) = as_role($node, 'nobody', "SELECT pg_terminate_backend($pid)");
+	like($err, qr/must be a superuser|permission denied/i, "pg_signal_backend: the $process is not theirs");
+	is(worker_pid($node, $process), $pid, "the $process is still there");
+}
+delivered('a delivery worker of theirs is there');
+my ($theirs) = split /\n/, sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox delivery' AND usename = 'app'");
+($status, $out, $err) = as_role($node, 'nobody', "SELECT pg_terminate_backend($theirs)");
+is($out, 't', 'pg_signal_backend: a delivery worker of an ordinary role is ended') or diag($err);
+is_gone($theirs, 'it ends');
+delivered('another one comes');
+
 # Who owns the tables and is no superuser (any more): what he puts on them is done as himself, and workers lend him no role.
 database($node, 'demoted');
 sql($node, <<~'SQL', 'demoted');
