@@ -6,6 +6,7 @@ use strict;
 use warnings;
 
 use OutboxTest;
+use WorkerTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -41,8 +42,7 @@ sub kill_in_transaction
 	$worker->query_safe("SELECT outbox.settle_batch((SELECT token FROM held WHERE who = 'first' LIMIT 1))");
 	$worker->query_safe("SELECT outbox.enqueue('uncommitted', '1')");
 	kill $signal, $pid;
-	ok($node->poll_query_until('postgres',
-			"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)"), "$what: is gone");
+	eventually($node, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)", 't', "$what: is gone");
 	$worker->{run}->kill_kill;
 }
 
@@ -64,7 +64,7 @@ as_before('terminated');
 
 # The server restarts all its processes.
 kill_in_transaction('KILL', 'killed');
-ok($node->poll_query_until('postgres', 'SELECT true'), 'killed: the server is back');
+eventually($node, 'SELECT true', 't', 'killed: the server is back');
 as_before('killed');
 
 # The server is gone.

@@ -31,7 +31,7 @@ sub server_is_back
 {
 	my ($what) = @_;
 
-	ok($node->poll_query_until('postgres', 'SELECT true'), "$what: the server is back");
+	eventually($node, 'SELECT true', 't', "$what: the server is back");
 	wait_for_load($load, 100);
 }
 
@@ -43,8 +43,10 @@ for my $round (1 .. 2)
 
 		for (1 .. 500)
 		{
-			(undef, $pid) = $node->psql('postgres',
-				"SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND $kinds{$kind} ORDER BY pid * (-1) ^ $round LIMIT 1");
+			(undef, $pid) = eval {
+				$node->psql('postgres',
+					"SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND $kinds{$kind} ORDER BY pid * (-1) ^ $round LIMIT 1");
+			};
 			last if $pid;
 		}
 		ok($pid, "$kind is there") or next;

@@ -130,8 +130,9 @@ is($claims, 1, 'claims fail with 53100 as soon as they need room');
 my $delivered = sql($node, 'SELECT count(*) FROM got');
 cmp_ok(scalar(log_lines($node, qr/outbox \w+ +(ERROR|FATAL|WARNING):/, $offset)), '<=', 12, 'the workers do not fill the log');
 make_room();
-eventually($node, 'SELECT count(*), count(DISTINCT id) FROM got', '2000|2000', 'with space again all is delivered, once');
-is_sql($node, "SELECT max(attempts) FROM got", '1', 'no attempt was lost');
+# what was claimed with the last of the space, and could not be given back, comes when its lease is over
+eventually($node, 'SELECT count(*), count(DISTINCT id) FROM got', '2000|2000', 'with space again all is delivered, once', 'postgres', within => 90);
+is_sql($node, "SELECT max(attempts) <= 2 FROM got", 't', 'at most one claim was in vain');
 is_sql($node, "SELECT dead, unhandled, ready, leased, pending FROM outbox.status WHERE subscription = 'default'", '0|0|0|0|0', 'nothing is left');
 is(all_in_one_run($node), '2104|2104', 'each message is in one run');
 is(scalar(log_lines($node, qr/PANIC:|terminated by signal/)), 0, 'nothing crashed');
