@@ -114,20 +114,14 @@ static void
 append_row(int64 id, int64 predecessor, const Frontier *frontier)
 {
 	Rows	   *rows = rows_open(OB_FRONTIER, true);
-	Datum	   *running = palloc(Max(frontier->n_running, 1) * sizeof(Datum));
 	Datum		values[FRONTIER_COLUMNS];
 	bool		nulls[FRONTIER_COLUMNS] = {false};
 
 	rows_check_columns(rows->rel, FRONTIER_COLUMNS);
-	for (int i = 0; i < frontier->n_running; i++)
-		running[i] = Int64GetDatum(frontier->running[i]);
-
 	values[FRONTIER_ID] = Int64GetDatum(id);
 	values[FRONTIER_PREDECESSOR] = Int64GetDatum(predecessor);
 	values[FRONTIER_HORIZON] = Int64GetDatum(frontier->horizon);
-	values[FRONTIER_RUNNING] =
-		PointerGetDatum(construct_array(running, frontier->n_running, INT8OID, sizeof(int64),
-										FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	values[FRONTIER_RUNNING] = int64_array(frontier->running, frontier->n_running);
 	values[FRONTIER_SEEN] = Int64GetDatum(frontier->seen);
 	values[FRONTIER_OFFSET] = Int64GetDatum(frontier->offset);
 	values[FRONTIER_SYSTEM_IDENTIFIER] = Int64GetDatum(frontier->system_identifier);

@@ -3,8 +3,8 @@
  *		maintain(): what keeps the queue going, for whoever runs no worker of ours.
  *
  * Routing, taking back what has expired, turning the ring of segments, sweeping after
- * those that earlier calls have emptied, and removing dedupe keys whose window is over.  None of it is needed for a claim to be right: claims route
- * and expire what they need.
+ * those that earlier calls have emptied, and removing dedupe keys whose window is over.
+ * None of it is needed for a claim to be right: claims route and expire what they need.
  * But status is only as fresh as the last pass, and subscriptions that nobody claims
  * from have nobody else.
  *

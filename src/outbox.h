@@ -83,6 +83,7 @@ extern int64 position_own_count(void);
 extern int64 full_transaction(TransactionId xid);
 extern int	compare_int64(const void *a, const void *b);
 extern int	sort_unique_int64(int64 *values, int n);
+extern Datum int64_array(const int64 *values, int n);
 
 /*
  * outbox.c: the way into a SQL function.  session_begin() refuses standbys, read-only

@@ -12,7 +12,9 @@
 #include "outbox.h"
 
 #include "access/transam.h"
+#include "catalog/pg_type.h"
 #include "lib/qunique.h"
+#include "utils/array.h"
 
 static FullTransactionId counted_transaction = {0};
 static int64 counted = 0;
@@ -93,4 +95,18 @@ sort_unique_int64(int64 *values, int n)
 		return n;
 	qsort(values, n, sizeof(int64), compare_int64);
 	return (int) qunique(values, n, sizeof(int64), compare_int64);
+}
+
+/* int8[] of positions, or of transaction numbers */
+Datum
+int64_array(const int64 *values, int n)
+{
+	Datum	   *elements = palloc(Max(n, 1) * sizeof(Datum));
+	ArrayType  *array;
+
+	for (int i = 0; i < n; i++)
+		elements[i] = Int64GetDatum(values[i]);
+	array = construct_array(elements, n, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+	pfree(elements);
+	return PointerGetDatum(array);
 }

@@ -47,12 +47,10 @@
 
 #include "access/table.h"
 #include "access/transam.h"
-#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
-#include "utils/array.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -316,18 +314,12 @@ move_to_kept(int number, const int64 *positions, int n)
 	for (int i = 0; i < n; i += MOVED_AT_ONCE)
 	{
 		int			count = Min(MOVED_AT_ONCE, n - i);
-		Datum	   *values = palloc(count * sizeof(Datum));
 		Statement	statement;
 
-		for (int j = 0; j < count; j++)
-			values[j] = Int64GetDatum(positions[i + j]);
 		statement_init(&statement, texts[number]);
-		bind(&statement, INT8ARRAYOID,
-			 PointerGetDatum(construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL,
-											 TYPALIGN_DOUBLE)), false);
+		bind_int8_array(&statement, positions + i, count);
 		if (statement_run(&statement) != count)
 			elog(ERROR, "could not move messages out of segment %d", number);
-		pfree(values);
 	}
 }
 

@@ -6,9 +6,9 @@
  * missing row is a segment of which nothing is known: not closed, not condemned.
  *
  * The segment that is written is cached until a relcache message names the table: every
- * change of it sends one, but for the progress of sweeping.  Who reads it before the message comes writes to the segment
- * before: harmless, since what is truncated is decided under a lock that waits for
- * writers.  rotate.c has the whole argument.
+ * change of it sends one, but for the progress of sweeping.  Who reads it before the
+ * message comes writes to the segment before: harmless, since what is truncated is
+ * decided under a lock that waits for writers.  rotate.c has the whole argument.
  *
  * Locks: ShareRowExclusiveLock on outbox.segment for a change, to the end of the
  * transaction; after the routing lock.
@@ -105,31 +105,27 @@ segment_writing(void)
 {
 	if (!cached)
 	{
-		Rows	   *rows = rows_open(OB_SEGMENT, false);
 		SegmentState states[RING_SEGMENTS];
-		ItemPointerData tids[RING_SEGMENTS];
-		bool		stored[RING_SEGMENTS];
 
-		snapshot_push();
-		cached_writing = read_rows(rows, states, tids, stored);
-		snapshot_pop();
-		rows_close(rows);
+		cached_writing = segments_read(states);
 		cached = true;
 	}
 	return cached_writing;
 }
 
-void
+int
 segments_read(SegmentState *states)
 {
 	Rows	   *rows = rows_open(OB_SEGMENT, false);
 	ItemPointerData tids[RING_SEGMENTS];
 	bool		stored[RING_SEGMENTS];
+	int			writing;
 
 	snapshot_push();
-	(void) read_rows(rows, states, tids, stored);
+	writing = read_rows(rows, states, tids, stored);
 	snapshot_pop();
 	rows_close(rows);
+	return writing;
 }
 
 bool

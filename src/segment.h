@@ -29,7 +29,8 @@ extern void segment_forget(void);
 
 /* The only one who changes the ring until the end of the transaction; false: somebody does. */
 extern bool segments_lock(bool wait);
-extern void segments_read(SegmentState *states);
+/* returns the number of the one that is written */
+extern int	segments_read(SegmentState *states);
 extern void segment_write(const SegmentState *state);
 
 /*

@@ -61,6 +61,12 @@ bind_int8(Statement *statement, int64 value)
 }
 
 void
+bind_int8_array(Statement *statement, const int64 *values, int n)
+{
+	bind(statement, INT8ARRAYOID, int64_array(values, n), false);
+}
+
+void
 bind_time(Statement *statement, TimestampTz value)
 {
 	bind(statement, TIMESTAMPTZOID, TimestampTzGetDatum(value), false);

@@ -25,6 +25,7 @@ extern void bind_text(Statement *statement, const char *value); /* or NULL */
 extern void bind_bool(Statement *statement, bool value);
 extern void bind_int4(Statement *statement, int value, bool isnull);
 extern void bind_int8(Statement *statement, int64 value);
+extern void bind_int8_array(Statement *statement, const int64 *values, int n);
 extern void bind_time(Statement *statement, TimestampTz value);
 extern void bind_usecs(Statement *statement, int64 value);	/* an interval; 0: null */
 extern void bind_role(Statement *statement, Oid role);	/* two: its name and its oid */

@@ -23,10 +23,8 @@
 #include "statement.h"
 #include "subscription.h"
 
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
-#include "utils/array.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -62,7 +60,7 @@ static int	forget_what_left(RunStore *store, LogReader *reader, Run *run);
 static bool sweep_kept(SegmentState *state);
 static Fate *fate_of(RunStore *store, Snapshot snapshot, List *subscriptions, int64 position);
 static bool let_go(RunStore *store, Fate *fate, int64 position);
-static void delete_kept(const Datum *positions, int n);
+static void delete_kept(const int64 *positions, int n);
 
 bool
 sweep(void)
@@ -199,7 +197,7 @@ sweep_kept(SegmentState *state)
 	Snapshot	snapshot;
 	LogReader  *reader;
 	TupleTableSlot *slot;
-	Datum	   *gone = palloc(BITE * sizeof(Datum));
+	int64	   *gone = palloc(BITE * sizeof(int64));
 	int			n_gone = 0;
 	int			seen = 0;
 
@@ -222,7 +220,7 @@ sweep_kept(SegmentState *state)
 		state->sweep_from = position + 1;
 		/* neighbours may be in one run, which has just been changed */
 		if (let_go(store, fate_of(store, snapshot_push(), subscriptions, position), position))
-			gone[n_gone++] = Int64GetDatum(position);
+			gone[n_gone++] = position;
 		snapshot_pop();
 		MemoryContextReset(each);
 	}
@@ -283,14 +281,12 @@ let_go(RunStore *store, Fate *fate, int64 position)
 }
 
 static void
-delete_kept(const Datum *positions, int n)
+delete_kept(const int64 *positions, int n)
 {
 	Statement	statement;
 
 	statement_init(&statement,
 				   "DELETE FROM outbox.log_kept AS l WHERE l.position OPERATOR(pg_catalog.=) ANY ($1)");
-	bind(&statement, INT8ARRAYOID,
-		 PointerGetDatum(construct_array(unconstify(Datum *, positions), n, INT8OID, sizeof(int64),
-										 FLOAT8PASSBYVAL, TYPALIGN_DOUBLE)), false);
+	bind_int8_array(&statement, positions, n);
 	(void) statement_run(&statement);
 }
