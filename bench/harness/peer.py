@@ -23,6 +23,15 @@ class Rate:
         self.per_second = messages / seconds if seconds else 0.0
 
 
+def one_by_one(claim, batch, settle, id_type='bigint'):
+    """A pgbench script: what a claim has left in :n and :ids, settled message by message; settle(id) is the statement for one."""
+    names = ', '.join(f'a[{i}] as i{i}' for i in range(1, batch + 1))
+    lines = [claim, f'select {names} from (select :ids::{id_type}[] as a offset 0) x \\gset\n']
+    for i in range(1, batch + 1):
+        lines.append(f'\\if :n >= {i}\n{settle(f":i{i}")};\n\\endif\n')
+    return ''.join(lines)
+
+
 class Peer:
     name = ''                # as in --peers, and in the results
     about = ''               # what it is and how it is driven, for the report

@@ -1,7 +1,7 @@
 """outbox itself, as installed: preloaded, with its background workers."""
 import contextlib
 
-from harness.peer import Peer, Probe, Rate
+from harness.peer import Peer, Probe, Rate, one_by_one
 from harness import pgbench
 
 
@@ -32,6 +32,31 @@ class Outbox(Peer):
 
     def bulk(self):
         return "select count(*) from outbox.enqueue_batch('order.created', :payloads);\n"
+
+    def settled_down(self, db):
+        if db.value("select current_setting('outbox.enabled')::boolean"):
+            db.wait('select not exists (select from outbox.status where pending > 0)', 600)
+        while db.value('select coalesce(sum(pending), 0) from outbox.status'):
+            db.run('select outbox.maintain()')
+
+    def maintain(self, db):
+        db.run('select outbox.maintain()')
+        super().maintain(db)
+
+    def claim(self, batch, subscription='default'):
+        return f"""\\set attempts 0
+select id, claim_token as token, name, payload, attempts from outbox.claim_batch({batch}, subscription => '{subscription}') \\aset
+\\if :attempts > 0
+select outbox.settle_batch(:token);
+\\endif
+"""
+
+    def claim_each(self, batch):
+        claim = f"""with c as materialized (select id, claim_token, name, payload, attempts from outbox.claim_batch({batch}))
+select c.*, null::uuid[] as ids, null::text as token, 0 as n from c
+union all select null, null, null, null, null, array_agg(id), min(claim_token::text), count(*) from c \\aset
+"""
+        return one_by_one(claim, batch, lambda id: f'select outbox.settle({id}, :token)', 'uuid')
 
     def settled_down(self, db):
         if db.value("select current_setting('outbox.enabled')::boolean"):

@@ -1,7 +1,7 @@
 """pgmq, where its SQL file is given with --pgmq: a table per queue, read with a visibility timeout, deleted when done."""
 import os
 
-from harness.peer import NotHere, Peer, Probe
+from harness.peer import NotHere, Peer, Probe, one_by_one
 
 
 class PgMQ(Peer):
@@ -41,11 +41,7 @@ union all select null, null, null, array_agg(msg_id), count(*) from c \\aset
         return self.read(batch) + "\\if :n > 0\nselect count(*) from pgmq.delete('q', :ids::bigint[]);\n\\endif\n"
 
     def claim_each(self, batch):
-        names = ', '.join(f'a[{i}] as i{i}' for i in range(1, batch + 1))
-        lines = [self.read(batch), f'select {names} from (select :ids::bigint[] as a offset 0) x \\gset\n']
-        for i in range(1, batch + 1):
-            lines.append(f"\\if :n >= {i}\nselect pgmq.delete('q', :i{i}::bigint);\n\\endif\n")
-        return ''.join(lines)
+        return one_by_one(self.read(batch), batch, lambda id: f"select pgmq.delete('q', {id}::bigint)")
 
     def settled(self, db):
         return -db.value('select count(*) from pgmq.q_q')

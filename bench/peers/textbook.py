@@ -1,5 +1,5 @@
 """The table that most teams write: a row per message, FOR UPDATE SKIP LOCKED, a lease, a partial index."""
-from harness.peer import Peer, Probe
+from harness.peer import Peer, Probe, one_by_one
 
 
 class Textbook(Peer):
@@ -40,11 +40,7 @@ union all select null, null, null, array_agg(id), count(*) from c \\aset
         return self.claim_all(batch) + f'\\if :n > 0\n{self.SETTLE.format(ids="any (:ids::bigint[])")};\n\\endif\n'
 
     def claim_each(self, batch):
-        names = ', '.join(f'a[{i}] as i{i}' for i in range(1, batch + 1))
-        lines = [self.claim_all(batch), f'select {names} from (select :ids::bigint[] as a offset 0) x \\gset\n']
-        for i in range(1, batch + 1):
-            lines.append(f'\\if :n >= {i}\n{self.SETTLE.format(ids=f":i{i}")};\n\\endif\n')
-        return ''.join(lines)
+        return one_by_one(self.claim_all(batch), batch, lambda id: self.SETTLE.format(ids=id))
 
     def settled(self, db):
         return db.value("select count(*) from textbook where state = 'delivered'")
