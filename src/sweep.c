@@ -8,7 +8,9 @@
  * there goes when it has been settled for outbox.retention, with its runs.
  *
  * A bite is a transaction; outbox.segment says where the next one begins, so that none
- * walks over what others have deleted.
+ * walks over what others have deleted.  It ends before a settled run that another
+ * transaction holds or has just changed: nobody would come back to it before the next
+ * segment goes, and its count would be wrong so long.
  *
  * Locks: AccessShareLock on the log, before all others; ShareRowExclusiveLock on
  * outbox.segment and on log_kept, if they are free; rows of outbox.delivery, skipping
@@ -54,7 +56,7 @@ typedef struct Fate
 } Fate;
 
 static Subscription *subscription_from(int64 id);
-static void sweep_runs(SegmentState *state);
+static bool sweep_runs(SegmentState *state);
 static bool visit_run(RunStore *store, Run *run, void *arg);
 static int	forget_what_left(RunStore *store, LogReader *reader, Run *run);
 static bool sweep_kept(SegmentState *state);
@@ -83,9 +85,7 @@ sweep(void)
 	if (state->sweep_to == 0)
 		return false;
 
-	if (state->sweep_subscription != KEPT)
-		sweep_runs(state);
-	else if (!sweep_kept(state))
+	if (!(state->sweep_subscription != KEPT ? sweep_runs(state) : sweep_kept(state)))
 		return false;
 	segment_write(state);
 	return true;
@@ -109,7 +109,8 @@ subscription_from(int64 id)
 	return found;
 }
 
-static void
+/* False: no further than before, for a run that is not free.  Another time. */
+static bool
 sweep_runs(SegmentState *state)
 {
 	Subscription *subscription = subscription_from(state->sweep_subscription);
@@ -121,7 +122,7 @@ sweep_runs(SegmentState *state)
 	{
 		state->sweep_subscription = KEPT;
 		state->sweep_from = 0;
-		return;
+		return true;
 	}
 	if (subscription->id != state->sweep_subscription)
 		state->sweep_from = 0;
@@ -134,8 +135,11 @@ sweep_runs(SegmentState *state)
 	snapshot_pop();
 	runs_close(store);
 
+	if (bite.stopped_at >= 0 && subscription->id == state->sweep_subscription && bite.stopped_at == state->sweep_from)
+		return false;
 	state->sweep_subscription = bite.stopped_at < 0 ? subscription->id + 1 : subscription->id;
 	state->sweep_from = Max(bite.stopped_at, 0);
+	return true;
 }
 
 /* A bite ends between two values of "low": the next one begins with the second. */
@@ -145,14 +149,13 @@ visit_run(RunStore *store, Run *run, void *arg)
 	Bite	   *bite = arg;
 
 	if (++bite->seen > BITE && run->low != bite->last_low)
-	{
 		bite->stopped_at = run->low;
-		return false;
-	}
-	bite->last_low = run->low;
-	if (run_is_settled(run) && run_lock(store, run, LockWaitSkip) == RUN_LOCKED && run_is_settled(run))
+	else if (run_is_settled(run) && run_lock(store, run, LockWaitSkip) != RUN_LOCKED)
+		bite->stopped_at = run->low;
+	else if (run_is_settled(run))
 		bite->seen += forget_what_left(store, bite->reader, run) / MESSAGES_PER_RUN;
-	return true;
+	bite->last_low = run->low;
+	return bite->stopped_at < 0;
 }
 
 /* Returns how many are still there. */
