@@ -45,9 +45,14 @@
 #define POLL_AWAY		(60 * USECS_PER_SEC)
 /* So long one may go on working while other databases wait. */
 #define SLICE			(1 * USECS_PER_SEC)
-/* Commits that follow a turn are gathered for so long, and longer while they keep coming. */
+/*
+ * Commits that follow a turn are gathered for so long, and longer while they keep coming.
+ * Who pulls asks for a turn when he finds nothing, and is notified less often anyway; so
+ * if nothing is pushed, producers are hardly disturbed.
+ */
 #define GATHER_FIRST	(2 * 1000)
-#define GATHER_MAX		(10 * 1000)
+#define GATHER_PUSHED	(10 * 1000)
+#define GATHER_PULLED	(50 * 1000)
 /* Somebody else routes, or alters the extension: look again soon. */
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
@@ -82,6 +87,8 @@ typedef struct Coordinator
 	TimestampTz foreign_since;	/* rows of another cluster and no messages; 0: not so */
 	bool		ready;			/* something was given back, retried at once, resumed */
 	bool		roles;			/* some may have been renamed */
+	bool		pushes;			/* some subscription has hooks */
+	bool		asked;			/* it was a commit that asked for this turn */
 	int64		poll;
 	int64		gather;
 } Coordinator;
@@ -172,12 +179,12 @@ outbox_coordinator_main(Datum argument)
 /*
  * Under load a turn for each commit would cost more than it brings, and file many small
  * runs: commits that follow a turn closely are gathered for a moment, unless a claim asks.
- * True: time for a turn.
+ * Where hooks wait, only those that came while it went on.  True: time for a turn.
  */
 static bool
 gather(Coordinator *coordinator)
 {
-	TimestampTz until = coordinator->turn_began + coordinator->gather;
+	TimestampTz until = Min(coordinator->turn_began + coordinator->gather, coordinator->deadline);
 	uint32		work;
 	int64		left;
 
@@ -185,14 +192,16 @@ gather(Coordinator *coordinator)
 	{
 		left = until - clock_machine();
 		work = pg_atomic_read_u32(&coordinator->database->work);
-		if (left <= 0 || work == 0 || (work & WORK_ASKED) != 0)
+		if (left <= 0 || (work & WORK_ASKED) != 0)
+			break;
+		if (work == 0 && (coordinator->pushes || !coordinator->asked))
 			break;
 		(void) session_wait(left);
 	}
 	if (work == 0)
 		coordinator->gather = GATHER_FIRST;
 	else if (left <= 0)
-		coordinator->gather = Min(coordinator->gather * 2, GATHER_MAX);
+		coordinator->gather = Min(coordinator->gather * 2, coordinator->pushes ? GATHER_PUSHED : GATHER_PULLED);
 	return work != 0;
 }
 
@@ -227,6 +236,7 @@ turn(Coordinator *coordinator)
 	coordinator->enqueued |= ((why & WORK_ENQUEUED) != 0);
 	coordinator->ready = ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
+	coordinator->asked = (why != 0);
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
@@ -299,6 +309,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	MemoryContextSwitchTo(lasting);
 	subscriptions = subscription_list(snapshot_push());
 	snapshot_pop();
+	coordinator->pushes = false;
 	foreach(cell, subscriptions)
 		look_after(coordinator, lfirst(cell), routed > 0 || coordinator->ready, ready_roles);
 	forget_removed(coordinator);
@@ -422,6 +433,7 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 			tell(coordinator, told, subscription->name);
 		return;
 	}
+	coordinator->pushes = true;
 	subscription_handlers(subscription, snapshot_push());
 	snapshot_pop();
 	if (subscription->handlers != NIL && (ready_at != DT_NOEND || is_mended(subscription)))
