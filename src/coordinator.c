@@ -20,6 +20,7 @@
 #include "catalog.h"
 #include "claim.h"
 #include "enqueue.h"
+#include "filing.h"
 #include "floor.h"
 #include "route.h"
 #include "run.h"
@@ -53,6 +54,12 @@
 #define GATHER_FIRST	(2 * 1000)
 #define GATHER_PUSHED	(10 * 1000)
 #define GATHER_PULLED	(50 * 1000)
+/*
+ * While messages keep coming, runs are not cut shorter than most claims are: each costs a
+ * row, and another turn will soon bring runs that nobody has locked.
+ */
+#define RUN_LEAST		10
+#define SOON			(50 * 1000)
 /* Somebody else routes, or alters the extension: look again soon. */
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
@@ -81,6 +88,7 @@ typedef struct Coordinator
 	bool		more;			/* there is more to do right now */
 	TimestampTz began_at;
 	TimestampTz turn_began;
+	TimestampTz routed_at;		/* when the last turn that found messages began */
 	TimestampTz dedupe_at;
 	TimestampTz history_at;
 	bool		enqueued;		/* messages were enqueued here since we began */
@@ -240,6 +248,7 @@ turn(Coordinator *coordinator)
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
+	filing_run_least = (coordinator->turn_began - coordinator->routed_at < SOON) ? RUN_LEAST : 1;
 	session_transaction_begin("routing messages");
 	complete = work(coordinator, &ready_roles);
 	session_transaction_commit();
@@ -302,6 +311,8 @@ work(Coordinator *coordinator, List **ready_roles)
 		routed = route(ROUTE_AT_ONCE);
 		coordinator->more = (routed >= ROUTE_AT_ONCE);
 		complete = !coordinator->more;
+		if (routed > 0)
+			coordinator->routed_at = coordinator->turn_began;
 	}
 	else
 		coordinator->deadline = clock_machine() + BUSY_PAUSE;

@@ -82,6 +82,8 @@ struct Filing
 	Target	   *targets;
 };
 
+int			filing_run_least = 1;
+
 static void gather(Filing *filing, TupleTableSlot *slot, int64 position);
 static void target_add(Filing *filing, Target *target, TupleTableSlot *slot, int64 position,
 					   const char *name, const char *kind);
@@ -375,9 +377,13 @@ file_gathered(Filing *filing, bool range_ends)
 		Target	   *target = &filing->targets[i];
 		int			rest = Max(0, target->n - target->wanted);
 		int			length = outbox_run_length;
+		int			least = filing_run_least;
 
+		/* while a hook works its run is locked */
+		if (target->subscription->mode == MODE_PUSHED)
+			least = Min(least, outbox_batch_size);
 		if (range_ends)
-			length = Min(length, Max(1, (rest + RUNS_WANTED - 1) / RUNS_WANTED));
+			length = Min(length, Max(least, (rest + RUNS_WANTED - 1) / RUNS_WANTED));
 		target_file(filing, target, length);
 		target->n = 0;
 	}

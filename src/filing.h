@@ -11,6 +11,9 @@
 
 typedef struct Filing Filing;
 
+/* runs of this process are not cut shorter for consumers side by side */
+extern int	filing_run_least;
+
 /* "frontier" tells which transactions are in progress: their ranges are left out */
 extern Filing *filing_begin(Snapshot snapshot, List *subscriptions, const Frontier *frontier);
 extern void filing_leave_out(Filing *filing, int64 subscription_id, int64 lower, int64 upper);
