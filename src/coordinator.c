@@ -32,11 +32,17 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #define CHANNEL			"outbox_ready"
+/*
+ * In a full queue of notifications the turn's transaction would fail, and with it routing.
+ * What stays free is for others, and for what is delivered by NOTIFY.
+ */
+#define QUEUE_USED_MAX	0.9
 /* Messages routed in one transaction. */
 #define ROUTE_AT_ONCE	10000
 #define EXPIRE_AT_ONCE	1000
@@ -541,8 +547,13 @@ tell(Coordinator *coordinator, Told *told, const char *name)
 		coordinator->deadline = Min(coordinator->deadline, next);
 		return;
 	}
-	Async_Notify(CHANNEL, name);
 	told->notified_at = now;
+	if (DatumGetFloat8(DirectFunctionCall1(pg_notification_queue_usage, (Datum) 0)) > QUEUE_USED_MAX)
+	{
+		coordinator->deadline = Min(coordinator->deadline, now + Max(HELD_PAUSE, MSECS(outbox_notify_interval)));
+		return;
+	}
+	Async_Notify(CHANNEL, name);
 	told->owed = false;
 }
 
