@@ -5,6 +5,7 @@
 # renewal that was refused (OB003) must have had a reason at some moment of the call.
 import collections
 
+import moves
 import push_check
 import server
 import states
@@ -43,7 +44,7 @@ class Comparison:
                 elif event.kind in ('claim', 'settle', 'renew', 'requeue', 'discard', 'cancel'):
                     for i in event.ids + event.data.get('others', []):
                         self.by_message[i].append(event)
-            elif event.refused == 'OB003' and event.kind in ('settle', 'renew'):
+            elif event.refused in moves.NOT_HELD and event.kind in ('settle', 'renew'):
                 for i in event.ids:
                     self.refusals[i, event.subscription].append(event)
 
@@ -66,7 +67,8 @@ class Comparison:
         for i, message in self.world.messages.items():
             self.checks += 1
             if message.exists() and i not in self.log:
-                raise Finding(1, 'committed, but not in the log', i)
+                message.created_at = self.world.history.created.get(i, message.event.clock_low)     # or later
+                self.world.history.judge(i, message.created_at)
             if not message.exists() and i in self.log:
                 raise Finding(2, 'rolled back, but in the log', i)
         for i, row in self.log.items():
@@ -76,6 +78,10 @@ class Comparison:
             if row[1:] != (message.name, message.kind, message.payload):
                 raise Finding(1, f'another content in the log: {row}', i)
             message.created_at = row[0]
+        for event in self.world.again:
+            message = self.world.messages[event.ids[0]]
+            if message.exists() and message.id in self.log:
+                raise Finding(7, f'an id that exists was enqueued again\n{event}', message.id)
         for i, events in self.by_message.items():
             message = self.world.messages.get(i)
             if message is None or not message.exists():
@@ -85,7 +91,7 @@ class Comparison:
         """created_at increases in each session, and is unique in all."""
         last = collections.defaultdict(int)
         for message in self.world.messages.values():
-            if message.exists():
+            if message.exists() and message.id in self.log:
                 session = message.event.txn.session
                 if message.created_at <= last[session]:
                     raise Finding(8, f'created_at {message.created_at} after {last[session]} in session {session}',
@@ -120,6 +126,8 @@ class Comparison:
         ready = State('ready', 0, due=message.available_at or 0)
         created = subscription.created
         txn = message.event.txn
+        if created is not None and subscription.from_earliest and message.id not in self.log:
+            return {ready, ABSENT}      # it may have left before
         if created is None or subscription.from_earliest or txn.commit_start > created.key and txn is not created.txn:
             return {ready}
         if txn.commit_end < created.start:
@@ -135,6 +143,8 @@ class Comparison:
     def look_at_refusal(self, history, refusal, message):
         """What it may have met: the states in force at some moment between its start and its answer."""
         self.checks += 1
+        if refusal.refused == 'OB002' and message.id in self.log:
+            raise Finding(7, f'{refusal.kind}: unknown message, but it is there', message.id)
         if refusal.subscription.dropped or self.touched_before(refusal):
             return
         ends = [entry[1] for entry in history[1:]] + [None]
@@ -158,7 +168,9 @@ class Comparison:
         run = self.runs.get((subscription.id, message.id))
         possible = states.with_expiry(possible, self.clock)
         if run is None:
-            if ABSENT not in possible:
+            if message.id not in self.log and not any(s.kind in states.GONE for s in possible):
+                raise Finding(11, f'it has left the log; in {subscription.name} it is {possible}', message.id)
+            if message.id in self.log and ABSENT not in possible:
                 raise Finding(1, f'lost: in no run of {subscription.name}', message.id)
             return
         kind, attempts, limit, token, until = run

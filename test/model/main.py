@@ -11,6 +11,7 @@ import check
 import disturbances
 import server
 from cluster import Cluster
+from copies import Copy
 from round import Round
 
 # A run of thirty seconds or more has made each of these moves.
@@ -24,6 +25,11 @@ NEEDED = [
     'discard', 'cancel', 'subscribe from the earliest', 'subscribe from now', 'subscribe with replace', 'unsubscribe',
     'read committed', 'repeatable read', 'serializable', 'commit', 'rollback', 'rolled back by an error',
     'rollback to savepoint', 'release savepoint', 'held open', 'slow end', 'clock jump', 'look at the invariants',
+]
+# One of a minute, whose rounds differ.
+NEEDED_FOR_LONGER = [
+    'copy by dump', 'copy by template', 'purge', 'segment emptied', 'messages have left', 'old snapshot',
+    'held open for long', 'enqueue of an id that has left', 'requeue beside a condemned segment',
 ]
 NEEDED_WITH_WORKERS = ['drain', 'deliver', 'register_hook created', 'register_hook altered', 'unregister',
                        'claim of a pushed one', 'effect by a worker', 'effect by a session', 'notification']
@@ -56,6 +62,8 @@ def tell(world):
 
 def missing_moves(options, world, moves_made):
     needed = NEEDED + (['crash', 'transaction cut off'] if options.kill else ['single statement'])
+    if options.seconds >= 60:
+        needed += NEEDED_FOR_LONGER
     if options.workers:
         needed += NEEDED_WITH_WORKERS
         if options.seconds > LONG:
@@ -109,6 +117,7 @@ def run(options, cluster):
     server.change_settings()
     if not options.keep:
         server.drop_database()
+        Copy.drop()
     for move, n in sorted(total.items()):
         print(f'{n:9d} {move}')
     missing = missing_moves(options, world, total)

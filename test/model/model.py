@@ -180,6 +180,10 @@ class World:
         self.max_prepared = 0
         self.pids = {}                      # session: backend
         self.worker_pids = []
+        self.lull = threading.Event()       # sessions make no moves for a moment
+        self.reading = False                # a snapshot is held, see invariants.py
+        self.history = None                 # what was in the log, see retention.py
+        self.again = []                     # events: an id was accepted that had been accepted before
         self.disturbances = None            # what is done to the server, see disturbances.py
         self.pushed = []
         self.folder = None                  # where hooks say that they have begun

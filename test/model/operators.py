@@ -1,8 +1,10 @@
 # The moves of operators: maintain, pause, requeue, discard, subscribe in mid-flight, and what goes with them.
+import retention
 from model import Event, Finding, Subscription, World, now
 
 PATTERNS = ('#', 'order.#', '*.created', 'order.*')
 GONE = ('42704',)
+CONDEMNED = 'r, (SELECT count(*) FROM outbox.segment WHERE condemned_at IS NOT NULL)'
 
 
 def after_end(world, event):
@@ -15,12 +17,15 @@ def after_end(world, event):
         if event.counts():
             event.subscription.dropped = event
         world.slots[event.subscription.name] = None if event.counts() else event.subscription
+    elif event.kind in ('discard', 'cancel') and event.counts():
+        subscription = event.subscription or next(s for s in world.static if s.name == 'default')
+        world.dead.append((event.ids[0], subscription))
 
 
 def maintain(session, txn):
     event = Event(txn, 'maintain')
-    session.call(event, 'r.routed, r.expired', 'outbox.maintain() AS r', ())
-    session.world.count('maintain')
+    rows = session.call(event, 'r.routed, r.expired, r.rotated', 'outbox.maintain() AS r', ())
+    session.world.count('maintain', *['segment emptied'] * rows[0][2])
 
 
 def pause(session, txn):
@@ -49,6 +54,7 @@ def skip(session, txn):
 
 def pick_dead(session):
     dead = [d for d in list(session.world.dead) if d[1].dropped is None]
+    dead = dead[-20:] if session.random.random() < 0.5 else dead
     return session.random.choice(dead) if dead and session.random.random() < 0.8 else pick_any(session)
 
 
@@ -69,10 +75,10 @@ def requeue(session, txn):
     later = now() + session.world.offset_high(now()) + rnd.randrange(5_000_000) if rnd.random() < 0.3 else None
     reset = rnd.random() < 0.7
     event = Event(txn, 'requeue', picked[1], [picked[0]], available_at=later, reset_attempts=reset)
-    rows = session.call(event, 'r', """outbox.requeue(id => %s, subscription => %s, available_at => model.at(%s),
+    rows = session.call(event, CONDEMNED, """outbox.requeue(id => %s, subscription => %s, available_at => model.at(%s),
         reset_attempts => %s) AS r""", (picked[0], picked[1].name, later, reset), ('55000', 'OB002') + GONE)
-    event.data['answer'] = rows[0][0]
-    session.world.count('requeue')
+    event.data['answer'], condemned = rows[0]
+    session.world.count('requeue', *['requeue beside a condemned segment'] * condemned)
 
 
 def requeue_all(session, txn):
@@ -158,5 +164,5 @@ def unsubscribe(session, txn):
     world.count('unsubscribe')
 
 
-SINGLE = {maintain: 4, requeue: 2, discard: 1, cancel: 0.5, requeue_all: 0.3, pause: 0.4, resume: 1.2}
+SINGLE = {maintain: 4, retention.purge: 0.7, requeue: 2, discard: 1, cancel: 0.5, requeue_all: 0.3, pause: 0.4, resume: 1.2}
 MORE = {skip: 0.2, subscribe: 1, unsubscribe: 0.7, alter: 0.3}

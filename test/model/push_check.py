@@ -7,6 +7,7 @@ import json
 import os
 
 import server
+import states
 from model import COMMITTED, Event, Finding, Message, Txn, now, short
 from push_states import Begun, Effect, Player, tell
 
@@ -104,9 +105,13 @@ class PushComparison:
             player.step(event)
             self.world.checks += 1
         run = comparison.runs.get((subscription.id, message.id))
+        possible = player.reachable(now())
+        if run is None and message.id not in comparison.log:
+            if not any(s.kind in states.GONE for s in possible):
+                raise Finding(11, f'it has left the log; in {name} it is {tell(possible)}', message.id)
+            return
         if run is None:
             raise Finding(1, f'lost: in no run of {name}', message.id)
-        possible = player.reachable(now())
         kind, attempts, limit = run[:3]
         if not any((s.kind, s.attempts) == (kind, attempts) and s.limit in (None, limit) for s in possible):
             rule = 9 if kind == 'delivered' or any(s.kind == 'delivered' for s in possible) else 6
@@ -120,7 +125,7 @@ class PushComparison:
         for payload, at in listener.heard:
             message_id = json.loads(payload)['id']
             self.world.checks += 1
-            if message_id not in comparison.log:
+            if message_id not in self.world.messages or not self.world.messages[message_id].exists():
                 raise Finding(2, 'a notification of what does not exist', message_id)
             if message_id in last and not self.world.disturbances.crashed(last[message_id], at):
                 raise Finding(9, 'notified twice', message_id)

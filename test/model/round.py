@@ -5,14 +5,19 @@ import threading
 import time
 import traceback
 
+import psycopg2
+
 import check
+import copies
 import disturbances
 import invariants
 import moves
 import operators
 import push
 import push_check
+import retention
 import server
+from lull import Turner
 from model import Finding, Subscription, World, now
 from server import ConnectionLost
 from session import Session
@@ -40,6 +45,7 @@ NOT_IDLE = """
     SELECT pid, backend_type, state, query, xact_start, backend_xid, backend_xmin FROM pg_stat_activity
      WHERE backend_type ~ '^outbox'
        AND (xact_start IS NOT NULL OR backend_xid IS NOT NULL OR backend_xmin IS NOT NULL)"""
+NOT_SWEPT = 'SELECT * FROM outbox.segment WHERE condemned_at IS NOT NULL OR sweep_to IS NOT NULL'
 NOT_OFF = "SELECT pid, backend_type, query FROM pg_stat_activity WHERE backend_type ~ 'outbox (coordinator|delivery)'"
 
 
@@ -56,12 +62,15 @@ class Round:
         self.disturber = disturbances.Disturber(world, cluster, self.random)
         self.listener = None
         # Every third round is calm: claims leave out what lies below a floor, and floors rise where queues are short,
-        # the clock does not jump, and maintain() does not put them back.  A prepared transaction holds them: few, or
-        # many.
+        # the clock does not jump, and maintain() does not put them back.  A prepared transaction holds them, and what
+        # is condemned: few, or many.
         self.world.calm = calm = seed % 3 == 0
         self.jumps = (0,) if calm else (0.05, 0.3, 1, 3, 8, 21)
         self.world.scarce = calm or seed % 4 == 1
-        self.world.prepares = 0.002 if calm and seed % 2 else 0.12
+        self.world.prepares = (0.002 if calm else 0.02) if seed % 2 else 0.12
+        world.history = retention.History(world, self.random)
+        self.copied = copies.Copy(world, cluster)
+        self.comparison = None
         self.watcher = None             # a connection
 
     def run(self):
@@ -69,8 +78,8 @@ class Round:
         try:
             self.prepare()
             world.sessions = [Session(world, n + 1) for n in range(self.options.sessions)]
-            threads = world.sessions + [
-                threading.Thread(target=self.guard, args=(work,)) for work in (self.watch, self.freeze)]
+            threads = world.sessions + ([] if world.calm else [Turner(world, -1)]) + [
+                threading.Thread(target=self.guard, args=(work,)) for work in (self.watch, self.freeze, self.read, self.copy)]
             for thread in threads:
                 thread.start()
             self.guard(self.disturb)
@@ -92,7 +101,9 @@ class Round:
 
     def prepare(self):
         world = self.world
+        self.copied.drop()
         self.watcher = server.make_database()
+        world.history.prepare(self.watcher)
         world.max_prepared = int(server.setting(self.watcher, 'max_prepared_transactions')) // 2
         self.preloaded = 'outbox' in server.setting(self.watcher, 'shared_preload_libraries')
         world.static = self.make_subscriptions(STATIC)
@@ -119,11 +130,26 @@ class Round:
         while not self.world.stop.wait(1):
             try:
                 invariants.look(self.world, self.watcher)
+                self.world.history.look(self.watcher)
                 if self.world.pushed:
                     self.watch_pushed()
             except ConnectionLost:
                 self.watcher.close()
                 self.watcher = server.connect(patience=60)
+            except psycopg2.Error as error:
+                if error.pgcode not in invariants.BUSY:
+                    raise
+
+    def read(self):
+        invariants.read_with_old_snapshots(self.world, random.Random(f'{self.world.seed}/read'))
+
+    def copy(self):
+        """In every second round; should the server always crash meanwhile, at its end."""
+        chance = random.Random(f'{self.world.seed}/copy')
+        while self.world.seed % 2 == 0 and not self.world.stop.wait(chance.uniform(1, self.seconds / 2)):
+            if self.copied.by_dump():
+                return
+            self.world.count('dump cut off')
 
     def watch_pushed(self):
         push.find_dead(self.world, self.watcher)
@@ -190,6 +216,8 @@ class Round:
         self.maintain()
         invariants.look(world, self.watcher)
         self.compare()
+        if not self.copied.how and (world.seed % 2 or not self.copied.by_dump()):
+            self.make_template(closer)
         self.drain(closer)
         self.jump(self.watcher, FINAL_JUMP)
         for connection in (self.watcher, closer.connection):
@@ -202,17 +230,39 @@ class Round:
         self.compare()
         self.nothing_left()
         closer.connection.close()
+        self.copied.judge(self.comparison, self.switch_workers, self.wait_until_pushed)
+        self.copied.drop()
         self.watcher.close()
 
+    def make_template(self, closer):
+        """For which nobody may be connected."""
+        connections = [closer.connection, self.watcher] + ([self.listener.connection] if self.listener else [])
+        if self.listener:
+            self.listener.look()
+        for connection in connections:
+            connection.close()
+        self.copied.by_template()
+        self.watcher = server.connect(patience=60)
+        closer.connect()
+        if self.listener:
+            self.listener.connect()
+
     def maintain(self):
-        server.query(self.watcher, 'SELECT outbox.maintain()')
+        """Until what is condemned has left, and all that is known of it."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            server.query(self.watcher, 'SELECT outbox.maintain()')
+            if not (left := server.query(self.watcher, NOT_SWEPT)):
+                return
+            if time.monotonic() > end:
+                raise Finding('what is condemned leaves when nobody is there', f'{left}')
 
     def compare(self):
         invariants.compare_status(self.world, self.watcher)
         if self.world.pushed:
             self.listener.look()
             pushed = push_check.PushComparison(self.world, self.watcher)
-        comparison = check.Comparison(self.world, self.watcher, self.preloaded)
+        self.comparison = comparison = check.Comparison(self.world, self.watcher, self.preloaded)
         comparison.run()
         if self.world.pushed:
             pushed.run(comparison)
@@ -224,7 +274,7 @@ class Round:
         """Nobody fails any more, and the workers deliver what is left by themselves; then they are idle."""
         push.calm_down(self.watcher)
         self.switch_workers('on')
-        self.wait_for(NOT_PUSHED, (list(s.id for s in self.world.pushed),), 'workers deliver what is there')
+        self.wait_until_pushed(self.watcher, [s.id for s in self.world.pushed])
         self.wait_for(NOT_IDLE, (), 'idle workers hold no transaction')
         self.switch_workers('off')
 
@@ -245,10 +295,13 @@ class Round:
             window.close()
             self.world.count('workers switched off')
 
-    def wait_for(self, query, args, rule):
+    def wait_until_pushed(self, connection, subscriptions):
+        self.wait_for(NOT_PUSHED, (subscriptions,), 'workers deliver what is there', connection)
+
+    def wait_for(self, query, args, rule, connection=None):
         """Until there are no rows."""
         end = time.monotonic() + PATIENCE
-        while rows := server.query(self.watcher, query, args):
+        while rows := server.query(connection or self.watcher, query, args):
             if time.monotonic() > end:
                 raise Finding(rule, f'after {PATIENCE} seconds there is still {rows}')
             time.sleep(0.05)        # poll

@@ -40,6 +40,7 @@ class Session(threading.Thread):
         self.instance = None        # of the server: another one after each crash
         self.offset_low = 0         # of the clock, as this server process said last
         self.held = []
+        self.resting = False
 
     def run(self):
         try:
@@ -67,7 +68,10 @@ class Session(threading.Thread):
 
     def turn(self):
         chance = self.random.random()
-        if chance < (0.03 if self.world.calm else 0.1):
+        self.resting = self.world.lull.is_set()
+        if self.resting:
+            self.rest()
+        elif chance < (0.03 if self.world.calm else 0.1):
             self.end_prepared()
         elif self.world.pushed and chance < 0.15:
             push.drain(self)
@@ -75,6 +79,12 @@ class Session(threading.Thread):
             self.single()
         else:
             self.transaction()
+
+    def rest(self):
+        if self.world.prepared:
+            self.end_prepared()
+        else:
+            time.sleep(0.01)        # poll: until all others rest too, and are waked
 
     # Statements
 
@@ -155,8 +165,9 @@ class Session(threading.Thread):
         if self.random.random() < 0.12 and depth < 3:
             self.savepoint(txn, depth)
         elif self.random.random() < 0.06:
-            time.sleep(self.random.choice((0.01, 0.05, 0.2, 0.6)))      # held open on purpose
-            self.world.count('held open')
+            for_long = not self.world.calm and self.random.random() < 0.06
+            time.sleep(3 if for_long else self.random.choice((0.01, 0.05, 0.2, 0.6)))       # held open on purpose
+            self.world.count('held open for long' if for_long else 'held open')
         else:
             moves.make(self, txn)
 
@@ -250,7 +261,9 @@ class Session(threading.Thread):
     def end_prepared(self):
         world = self.world
         with world.lock:
-            gid = self.random.choice(sorted(world.prepared) or [None])
+            gid = next(iter(world.prepared), None)      # the oldest, which holds most
+            if self.random.random() < 0.5:
+                gid = self.random.choice(sorted(world.prepared) or [None])
             self.txn = txn = world.prepared.pop(gid, None)
         if txn is None:
             return

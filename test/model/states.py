@@ -10,6 +10,7 @@ from model import Finding, SLACK
 State = collections.namedtuple('State', 'kind attempts limit token until due claimer size', defaults=(None,) * 6)
 
 ABSENT = State('absent', 0)
+GONE = ('absent', 'delivered', 'discarded', 'cancelled')        # what may leave the log
 RETRY_LOW = 0.85        # jitter is a tenth at most
 
 
