@@ -24,8 +24,10 @@ class Turner(Session):
             if self.random.random() < 0.7:
                 self.do_in_transaction(operators.maintain)
                 self.do_in_transaction(moves.enqueue)
+                for _ in range(self.random.choice((0, 3))):
+                    self.do_in_transaction(operators.unsubscribe)
                 self.do_in_transaction(retention.purge_all)
-                for _ in range(self.random.choice((0, 0, 1, 5))):       # what is condemned is wanted again
+                for _ in range(self.random.choice((0, 1, 5))):      # what is condemned is wanted again
                     self.do_in_transaction(self.random.choice((operators.requeue, operators.subscribe)))
             for _ in range(self.random.randint(1, 3)):
                 self.do_in_transaction(operators.maintain)
