@@ -110,7 +110,11 @@ def cancel(session, txn):
     session.world.count('cancel')
 
 
-def subscribe(session, txn):
+def subscribe_to_all(session, txn):
+    subscribe(session, txn, '#', True)
+
+
+def subscribe(session, txn, pattern=None, from_earliest=None):
     world, rnd = session.world, session.random
     with world.lock:
         free = [n for n, s in sorted(world.slots.items()) if s is None]
@@ -118,8 +122,9 @@ def subscribe(session, txn):
             return
         name = rnd.choice(free)
         world.slots[name] = World.BUSY
-    new = Subscription(name, rnd.choice(PATTERNS), rnd.choice((None, None, 'job')), lease=10_000, max_active=100_000,
-                       max_attempts=rnd.randint(1, 4), from_earliest=rnd.random() < 0.5)
+    new = Subscription(name, pattern or rnd.choice(PATTERNS), None if pattern else rnd.choice((None, None, 'job')),
+                       lease=10_000, max_active=100_000, max_attempts=rnd.randint(1, 4),
+                       from_earliest=from_earliest or rnd.random() < 0.5)
     event = Event(txn, 'subscribe', new, pattern=new.pattern, for_kind=new.kind, from_earliest=new.from_earliest)
     rows = session.call(event, 'r', SUBSCRIBE, arguments(new, max(new.limits)) + (False,))
     if rows[0][0] != 'created':
