@@ -1,7 +1,7 @@
 # What is done to the server's processes on purpose, and what was done when: who judges needs to know.
 #
 # A *crash* ends all processes in the middle, and what was not flushed is lost: kill -9 of any process, of the
-# postmaster, or an immediate shutdown.  A *stop* is an order to one process, or to all, to end or to give up.
+# postmaster, or an immediate shutdown, after which a standby may be promoted: a failover.  A *stop* is an order to one process, or to all, to end or to give up.
 # A trap is a crash that a hook triggers itself, right after it has begun (hook.sql).
 import contextlib
 import os
@@ -19,7 +19,7 @@ KILL_TAKES = 10         # seconds, until the server is back
 
 PROCESSES = ('launcher', 'coordinator', 'delivery')
 CRASHES = ('kill session', 'kill launcher', 'kill coordinator', 'kill delivery')
-RESTARTS = ('kill postmaster', 'immediate restart', 'fast restart')
+RESTARTS = ('kill postmaster', 'immediate restart', 'fast restart', 'failover')
 TRAPS = ('trap one', 'trap one', 'trap all', 'trap all')
 STOPS = ('terminate launcher', 'terminate coordinator', 'terminate delivery', 'terminate delivery',
          'cancel coordinator', 'cancel delivery', 'reload', 'set workers')
@@ -103,6 +103,8 @@ class Disturber:
             return
         if what.startswith('trap'):
             self.arm(what)
+        elif what == 'failover':
+            self.fail_over()
         elif what.endswith('restart') or what == 'kill postmaster':
             self.restart(what)
         else:
@@ -133,6 +135,17 @@ class Disturber:
         for window in windows:
             window.close()
         self.world.count('crash', what)
+
+    def fail_over(self):
+        port = self.cluster.make_standby()
+        self.world.stop.wait(self.random.uniform(0, 1))     # it streams
+        window = self.record.crash('failover')
+        if not self.cluster.stop(signal.SIGQUIT):
+            raise Finding('the server stops when it is asked to', 'failover takes too long')
+        self.cluster.promote(port)
+        self.wait_until_back(None, PATIENCE)
+        window.close()
+        self.world.count('crash', 'failover')
 
     def arm(self, what):
         self.before = self.instance()

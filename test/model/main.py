@@ -86,7 +86,7 @@ def main():
     try:
         status = run(options, cluster)
     finally:
-        cluster.stop()
+        cluster.end()
         if status and options.keep:
             print(f'the cluster is in {cluster.folder}')
         else:
