@@ -25,9 +25,9 @@ class Turner(Session):
         try:
             self.wait_for_silence(self.random.random() < 0.6)
             chance = self.random.random()
-            if chance < 0.35:
+            if chance < 0.3:
                 self.throw_away()
-            elif chance < 0.7:
+            elif chance < 0.8:
                 self.throw_away_what_is_settled()
             for _ in range(self.random.randint(1, 3)):
                 self.do_in_transaction(operators.maintain)
@@ -45,15 +45,20 @@ class Turner(Session):
 
     def throw_away_what_is_settled(self):
         """And some of it is wanted again."""
+        discarded = []
         self.do_in_transaction(operators.unsubscribe)
-        for _ in range(5):
+        for _ in range(8):
             self.do_in_transaction(operators.discard)
+            discarded += [(operators.requeue, (e.ids[0], e.subscription)) for e in self.txn.events if e.counts()]
         end = time.monotonic() + LONGEST
         for subscription in self.world.live():
             while time.monotonic() < end and self.settle(subscription):
                 pass
-        self.do_in_transaction(retention.purge_all)
-        self.do_in_transaction(self.random.choice((operators.requeue, operators.subscribe_to_all)))
+        for wishes in discarded, [(operators.subscribe_to_all,)]:
+            self.do_in_transaction(retention.purge_all)
+            for wish in wishes:
+                self.do_in_transaction(*wish)
+            self.do_in_transaction(operators.maintain)
         self.world.count('purge of what is settled')
 
     def settle(self, subscription):

@@ -28,8 +28,8 @@ NEEDED = [
 ]
 # One of a minute, whose rounds differ.
 NEEDED_FOR_LONGER = [
-    'copy by dump', 'copy by template', 'purge', 'segment emptied', 'messages have left', 'old snapshot',
-    'held open for long', 'enqueue of an id that has left', 'requeue beside a condemned segment',
+    'copy by dump', 'copy by template', 'purge', 'purge of what is settled', 'segment emptied', 'messages have left',
+    'old snapshot', 'held open for long', 'enqueue of an id that has left', 'requeue beside a condemned segment',
 ]
 NEEDED_WITH_WORKERS = ['drain', 'deliver', 'register_hook created', 'register_hook altered', 'unregister',
                        'claim of a pushed one', 'effect by a worker', 'effect by a session', 'notification']

@@ -67,8 +67,8 @@ def pick_any(session):
     return message.id, session.random.choice(fitting)
 
 
-def requeue(session, txn):
-    picked = pick_dead(session)
+def requeue(session, txn, picked=None):
+    picked = picked or pick_dead(session)
     if picked is None:
         return
     rnd = session.random
