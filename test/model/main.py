@@ -26,10 +26,10 @@ NEEDED = [
     'read committed', 'repeatable read', 'serializable', 'commit', 'rollback', 'rolled back by an error',
     'rollback to savepoint', 'release savepoint', 'held open', 'slow end', 'clock jump', 'look at the invariants',
 ]
-# One of a minute, whose rounds differ.
+# One of two minutes, whose rounds differ.
 NEEDED_FOR_LONGER = [
-    'copy by dump', 'copy by template', 'purge', 'purge of what is settled', 'segment emptied', 'messages have left',
-    'old snapshot', 'held open for long', 'enqueue of an id that has left', 'requeue beside a condemned segment',
+    'copy by dump', 'copy by template', 'purge', 'segment emptied', 'messages have left', 'old snapshot',
+    'held open for long', 'enqueue of an id that has left', 'requeue beside a condemned segment',
 ]
 NEEDED_WITH_WORKERS = ['drain', 'deliver', 'register_hook created', 'register_hook altered', 'unregister',
                        'claim of a pushed one', 'effect by a worker', 'effect by a session', 'notification']
@@ -62,8 +62,10 @@ def tell(world):
 
 def missing_moves(options, world, moves_made):
     needed = NEEDED + (['crash', 'transaction cut off'] if options.kill else ['single statement'])
-    if options.seconds >= 60:
+    if options.seconds >= 120:
         needed += NEEDED_FOR_LONGER
+        if not options.kill:        # it takes seconds
+            needed += ['purge of what is settled']
     if options.workers:
         needed += NEEDED_WITH_WORKERS
         if options.seconds > LONG:
