@@ -31,6 +31,7 @@ OBJS = \
 	src/enqueue_sql.o \
 	src/entries.o \
 	src/envelope.o \
+	src/expire.o \
 	src/filing.o \
 	src/floor.o \
 	src/frontier.o \
@@ -46,6 +47,7 @@ OBJS = \
 	src/outbox.o \
 	src/position.o \
 	src/pushers.o \
+	src/recent.o \
 	src/register.o \
 	src/reset.o \
 	src/retry.o \

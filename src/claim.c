@@ -35,7 +35,6 @@
 #include "utils/timestamp.h"
 
 PG_FUNCTION_INFO_V1(outbox_claim_batch);
-PG_FUNCTION_INFO_V1(outbox_revoke_lease);
 
 /* Longest wait for another router, and the pause before looking again at held runs. */
 #define ROUTING_WAIT_MS		100
@@ -59,35 +58,29 @@ typedef struct Taking
 	bool		separate_tokens;
 	pg_uuid_t	token;
 	TimestampTz begun_at;
+	List	   *locked;			/* runs */
+	int64		wanted;			/* messages that they do not have */
+	TimestampTz first_seen;		/* due time of the first run that was seen, locked or not */
 	bool		skipped;		/* others held runs that were due */
 	bool		changed;		/* others have just taken a part of runs that were due */
 	bool		piece;			/* a piece was taken: nothing else goes with it */
 } Taking;
 
-/* taking back leases: those that have ended, or all of a worker's */
-typedef struct Expiry
-{
-	TimestampTz now;
-	const char *worker;			/* or NULL */
-	int			max_runs;		/* 0: all */
-	int			n;
-	int64		messages;
-	TimestampTz first_seen;
-} Expiry;
-
 static void take_ready(Taking *taking);
 static List *lock_ready(Taking *taking);
+static void lock_due(Taking *taking, Snapshot snapshot, TimestampTz from, TimestampTz now);
+static void lock_from(Taking *taking, RunScan *scan);
 static int	piece_limit(const Run *run);
 static void take_from_run(Taking *taking, LogReader *reader, Run *run);
 static int	read_messages(Taking *taking, LogReader *reader, Run *run, int limit);
+static int	read_range(Taking *taking, LogReader *reader, int64 lower, int64 upper, int limit);
 static void lease_part(Taking *taking, Run *part, int first, int n, TimestampTz now);
 static void lose_messages(Taking *taking, Run *run, int found);
 static int	compare_claimed(const void *a, const void *b);
 static void put_claimed(ReturnSetInfo *rsinfo, const Claim *claim, const char *subscription);
-static bool may_claim(const Subscription *subscription, SubscriptionMode mode);
+static void lock_subscription(Subscription *subscription);
 static void bring_new(Taking *taking);
 static void pause_ms(int ms);
-static bool expire_visit(RunStore *store, Run *run, void *arg);
 
 /*
  * The tokens claimed in the current transaction: settling them there is never late,
@@ -95,6 +88,11 @@ static bool expire_visit(RunStore *store, Run *run, void *arg);
  */
 static List *own_tokens = NIL;
 static TransactionId own_tokens_of = InvalidTransactionId;
+
+/* the last run that this session locked: a hint where the next claim finds what it needs */
+static int64 head_of = 0;
+static TimestampTz head_due;
+static int64 head_id;
 
 static void
 remember_token(const pg_uuid_t *token)
@@ -144,15 +142,18 @@ claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lea
 	claim->capacity = Min(max, 1024);
 	claim->messages = palloc(claim->capacity * sizeof(ClaimedMessage));
 
-	subscription_lock(subscription->id, AccessShareLock);
-	if (!may_claim(subscription, mode))
+	if (!subscription->locked)
+		lock_subscription(subscription);
+	if (mode == MODE_PULLED)
+		subscription_check_mode(subscription, mode);
+	if (subscription->paused)
 		return claim;
 	taking.begun_at = clock_now();
 	if (enqueued_in_transaction())
 		(void) route_own(subscription, max);
-	(void) claim_expire(subscription, EXPIRE_PER_CLAIM);
 
 	taking.store = runs_open();
+	(void) claim_expire_in(taking.store, subscription, EXPIRE_PER_CLAIM);
 	uuid_v4(&taking.token);
 	take_ready(&taking);
 	if (claim->n < max && !taking.piece)
@@ -175,18 +176,19 @@ claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lea
 	return claim;
 }
 
-/* What it is now that nobody can remove it: it may have changed while we waited. */
-static bool
-may_claim(const Subscription *subscription, SubscriptionMode mode)
+/* And read it again, now that nobody can remove it: it may have changed while we waited. */
+static void
+lock_subscription(Subscription *subscription)
 {
-	Subscription *now = subscription_by_id(snapshot_push(), subscription->id);
+	Subscription *now;
 
+	subscription_lock(subscription->id, AccessShareLock);
+	now = subscription_by_id(snapshot_push(), subscription->id);
 	snapshot_pop();
 	if (now == NULL)
 		subscription_unknown(subscription->name);
-	if (mode == MODE_PULLED)
-		subscription_check_mode(now, mode);
-	return !now->paused;
+	*subscription = *now;
+	subscription->locked = true;
 }
 
 /*
@@ -249,41 +251,80 @@ take_ready(Taking *taking)
 	snapshot_pop();
 }
 
-/* Lock runs that are due until they hold enough messages. */
+/* Lock runs that are due, in order of due time and id, until they hold enough messages. */
 static List *
 lock_ready(Taking *taking)
 {
 	FloorScan	floor;
-	RunScan    *scan;
-	List	   *locked = NIL;
-	int64		wanted = taking->max - taking->claim->n;
-	TimestampTz first_seen = DT_NOEND;
-	Run		   *run;
 
-	floor_begin(&floor, taking->subscription->id, FLOOR_READY);
-	scan = runs_ready(taking->store, snapshot_push(), taking->subscription->id, floor.start, clock_now());
+	taking->locked = NIL;
+	taking->wanted = taking->max - taking->claim->n;
+	taking->first_seen = DT_NOEND;
 	taking->skipped = false;
 	taking->changed = false;
-	while (wanted > 0 && (run = run_next(scan)) != NULL)
+
+	floor_begin(&floor, taking->subscription->id, FLOOR_READY);
+	lock_due(taking, snapshot_push(), floor.start, clock_now());
+	snapshot_pop();
+	floor_raise(&floor, taking->first_seen);
+	return taking->locked;
+}
+
+/*
+ * An index scan reads a page of entries at once, and there may be hundreds of runs on it:
+ * so the scan is broken at the run that the last claim of this session has locked, where
+ * mostly enough is left.
+ */
+static void
+lock_due(Taking *taking, Snapshot snapshot, TimestampTz from, TimestampTz now)
+{
+	RunStore   *store = taking->store;
+	int64		subscription = taking->subscription->id;
+	TimestampTz due = head_due;
+	int64		id = head_id;
+
+	if (head_of == subscription && due >= from && due <= now)
+	{
+		if (from < due)
+			lock_from(taking, runs_ready(store, snapshot, subscription, from, due - 1));
+		if (taking->wanted > 0)
+			lock_from(taking, runs_ready_at(store, snapshot, subscription, due, PG_INT64_MIN, id));
+		if (taking->wanted > 0)
+			lock_from(taking, runs_ready_at(store, snapshot, subscription, due, id + 1, PG_INT64_MAX));
+		from = due + 1;
+	}
+	if (taking->wanted > 0)
+		lock_from(taking, runs_ready(store, snapshot, subscription, from, now));
+}
+
+static void
+lock_from(Taking *taking, RunScan *scan)
+{
+	Run		   *run;
+
+	while (taking->wanted > 0 && (run = run_next(scan)) != NULL)
 	{
 		bool		piece = run->piece && run->attempts > 0;
 
-		first_seen = Min(first_seen, run->available_at);
+		taking->first_seen = Min(taking->first_seen, run->available_at);
 		CHECK_FOR_INTERRUPTS();
 		/* a piece goes alone: into an empty claim or not at all */
-		if (piece && (locked != NIL || taking->claim->n > 0))
+		if (piece && (taking->locked != NIL || taking->claim->n > 0))
 			continue;
 		switch (run_lock(taking->store, run, LockWaitSkip))
 		{
 			case RUN_LOCKED:
 				if (run->state != RUN_READY)
 					break;
-				locked = lappend(locked, run);
-				wanted -= run->message_count;
+				taking->locked = lappend(taking->locked, run);
+				taking->wanted -= run->message_count;
+				head_of = run->subscription_id;
+				head_due = run->available_at;
+				head_id = run->id;
 				if (piece)
 				{
 					taking->piece = true;
-					wanted = 0;
+					taking->wanted = 0;
 				}
 				break;
 			case RUN_BUSY:
@@ -295,9 +336,6 @@ lock_ready(Taking *taking)
 		}
 	}
 	run_scan_end(scan);
-	snapshot_pop();
-	floor_raise(&floor, first_seen);
-	return locked;
 }
 
 /* A message that kills its consumer must not take its neighbours along. */
@@ -351,35 +389,61 @@ take_from_run(Taking *taking, LogReader *reader, Run *run)
 	}
 }
 
-/* Append the first messages of a run to the claim, in order of position. */
+/*
+ * Append the first messages of a run to the claim, in order of position.
+ *
+ * Where these are few of many they are looked for in their range bit by bit, since an index
+ * scan reads all that a page has of its range: at first among so many positions, which is
+ * enough where one transaction has written them, then of so many transactions.
+ */
 static int
 read_messages(Taking *taking, LogReader *reader, Run *run, int limit)
 {
-	Claim	   *claim = taking->claim;
+	bool		few = (limit < run->message_count / 4);
 	int			found = 0;
 
 	for (int i = 0; i < run->positions->n && found < limit; i++)
 	{
-		TupleTableSlot *slot;
+		PositionRange *range = &run->positions->ranges[i];
+		int64		from = range->lower;
+		int64		step = few ? limit - found : range->upper - from;
 
-		log_range(reader, run->positions->ranges[i].lower, run->positions->ranges[i].upper);
-		while (found < limit && (slot = log_next(reader)) != NULL)
+		while (found < limit && from < range->upper)
 		{
-			ClaimedMessage *message;
+			int64		to = range->upper - from > step ? from + step : range->upper;
 
-			if (claim->n == claim->capacity)
-			{
-				claim->capacity *= 2;
-				claim->messages = repalloc(claim->messages, claim->capacity * sizeof(ClaimedMessage));
-			}
-			if (claim->log_desc == NULL)
-				claim->log_desc = CreateTupleDescCopy(slot->tts_tupleDescriptor);
-			message = &claim->messages[claim->n++];
-			message->tuple = ExecCopySlotHeapTuple(slot);
-			message->position = log_position(slot);
-			message->created_at = log_created_at(slot);
-			found++;
+			found += read_range(taking, reader, from, to, limit - found);
+			step = step < MESSAGES_PER_TRANSACTION ? step * MESSAGES_PER_TRANSACTION : range->upper - to;
+			from = to;
 		}
+	}
+	return found;
+}
+
+static int
+read_range(Taking *taking, LogReader *reader, int64 lower, int64 upper, int limit)
+{
+	Claim	   *claim = taking->claim;
+	TupleTableSlot *slot;
+	int			found = 0;
+
+	log_range(reader, lower, upper);
+	while (found < limit && (slot = log_next(reader)) != NULL)
+	{
+		ClaimedMessage *message;
+
+		if (claim->n == claim->capacity)
+		{
+			claim->capacity *= 2;
+			claim->messages = repalloc(claim->messages, claim->capacity * sizeof(ClaimedMessage));
+		}
+		if (claim->log_desc == NULL)
+			claim->log_desc = CreateTupleDescCopy(slot->tts_tupleDescriptor);
+		message = &claim->messages[claim->n++];
+		message->tuple = ExecCopySlotHeapTuple(slot);
+		message->position = log_position(slot);
+		message->created_at = log_created_at(slot);
+		found++;
 	}
 	return found;
 }
@@ -428,71 +492,6 @@ compare_claimed(const void *a, const void *b)
 	if (left->created_at != right->created_at)
 		return left->created_at < right->created_at ? -1 : 1;
 	return compare_int64(&left->position, &right->position);
-}
-
-/*
- * Take back what has run out.  The rows are locked one after the other, skipping those
- * that a settlement holds: whoever locks a row decides.
- */
-int64
-claim_expire(Subscription *subscription, int max_runs)
-{
-	RunStore   *store = runs_open();
-	Expiry		expiry = {.now = clock_now(), .max_runs = max_runs, .first_seen = DT_NOEND};
-	FloorScan	floor;
-
-	floor_begin(&floor, subscription->id, FLOOR_LEASE);
-	runs_visit(store, runs_leased(store, snapshot_push(), subscription->id, floor.start, expiry.now),
-			   expire_visit, &expiry);
-	snapshot_pop();
-	floor_raise(&floor, expiry.first_seen);
-	runs_close(store);
-	return expiry.messages;
-}
-
-static bool
-expire_visit(RunStore *store, Run *run, void *arg)
-{
-	Expiry	   *expiry = arg;
-
-	expiry->first_seen = Min(expiry->first_seen, run->locked_until);
-	/* a hook must not take back what its own delivery holds: our own locks do not stop us */
-	if (group_holds(&run->claim_token) ||
-		run_lock(store, run, LockWaitSkip) != RUN_LOCKED || run->state != RUN_LEASED)
-		return true;
-	if (expiry->worker != NULL ? !same_text(run->worker, expiry->worker) : run->locked_until > expiry->now)
-		return true;
-	run_expire(store, run, expiry->now);
-	expiry->messages += run->message_count;
-	return ++expiry->n != expiry->max_runs;
-}
-
-/*
- * outbox.revoke_lease(subscription, worker) → messages
- *
- * For a consumer that is known to be gone: its leases end now, as if they had run out.
- * Rows that a settlement holds are skipped: it is not gone.
- */
-Datum
-outbox_revoke_lease(PG_FUNCTION_ARGS)
-{
-	char	   *name;
-	Subscription *subscription;
-	RunStore   *store;
-	Expiry		expiry = {.now = clock_now()};
-
-	session_begin("outbox.revoke_lease()");
-	name = arg_required_text(fcinfo, 0, "subscription");
-	expiry.worker = arg_required_text(fcinfo, 1, "worker");
-	frontier_check();
-	subscription = subscription_get(name);
-
-	store = runs_open();
-	runs_visit(store, runs_leased(store, snapshot_push(), subscription->id, DT_NOBEGIN, DT_NOEND),
-			   expire_visit, &expiry);
-	snapshot_pop();
-	runs_close(store);
-	PG_RETURN_INT64(expiry.messages);
 }
 
 /* ---- the SQL function ---- */
@@ -553,7 +552,7 @@ outbox_claim_batch(PG_FUNCTION_ARGS)
 				 errhint("Leave it out, or pass NULL, for outbox.batch_size.")));
 	access_check_consumer(name);
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	subscription = subscription_get_now(name, ROUTING_WAIT_MS);
+	subscription = subscription_get_locked(name, ROUTING_WAIT_MS);
 	if (subscription == NULL)
 		return (Datum) 0;		/* somebody is just beginning to use the outbox */
 	lease = claim_lease(fcinfo, 1, subscription);
@@ -564,6 +563,7 @@ outbox_claim_batch(PG_FUNCTION_ARGS)
 	{
 		if (subscription->mode == MODE_UNUSED)
 			subscription_use(subscription, MODE_PULLED);
+		recent_remember(claim);
 		put_claimed((ReturnSetInfo *) fcinfo->resultinfo, claim, subscription->name);
 	}
 	return (Datum) 0;

@@ -36,7 +36,12 @@ typedef struct Claim
 extern Claim *claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lease,
 						 int64 max_active, const char *worker, bool separate_tokens);
 /* take back what has expired; at most so many runs (0: all); returns messages */
-extern int64 claim_expire(Subscription *subscription, int max_runs);
+extern int64 claim_expire(const Subscription *subscription, int max_runs);
+extern int64 claim_expire_in(RunStore *store, const Subscription *subscription, int max_runs);
+
+/* recent.c: the position of a message of the session's last claim; -1: not one of its, with this token */
+extern void recent_remember(const Claim *claim);
+extern int64 recent_position(const pg_uuid_t *id, const pg_uuid_t *token);
 
 /* was this token given out by the current transaction? */
 extern bool claimed_in_transaction(const pg_uuid_t *token);

@@ -88,24 +88,29 @@ lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
 static List *
 rows_to_lock(Lease *lease, Snapshot snapshot, int64 position)
 {
-	RunScan    *scan = runs_of_token(lease->store, snapshot, &lease->token);
 	List	   *runs = NIL;
+	Run		   *first;
 	Run		   *run;
 
-	while ((run = run_next(scan)) != NULL)
+	if (position < 0)
 	{
-		runs = lappend(runs, run);
-		if (position >= 0)
-			break;
-	}
-	run_scan_end(scan);
-	/* mostly the first is the only one */
-	if (position < 0 || runs == NIL ||
-		cover_contains(((Run *) linitial(runs))->positions, position))
-		return runs;
+		RunScan    *scan = runs_of_token(lease->store, snapshot, &lease->token);
 
-	run = run_of_position(lease->store, snapshot, ((Run *) linitial(runs))->subscription_id, position);
-	if (run != NULL && run->id != ((Run *) linitial(runs))->id && run->state == RUN_LEASED &&
+		while ((run = run_next(scan)) != NULL)
+			runs = lappend(runs, run);
+		run_scan_end(scan);
+		return runs;
+	}
+
+	first = run_first_of_token(lease->store, snapshot, &lease->token);
+	if (first == NULL)
+		return NIL;
+	runs = list_make1(first);
+	/* mostly the first is the only one */
+	if (cover_contains(first->positions, position))
+		return runs;
+	run = run_of_position(lease->store, snapshot, first->subscription_id, position);
+	if (run != NULL && run->id != first->id && run->state == RUN_LEASED &&
 		memcmp(&run->claim_token, &lease->token, sizeof(pg_uuid_t)) == 0)
 		runs = lappend(runs, run);
 	return runs;

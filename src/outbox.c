@@ -8,6 +8,7 @@
 #include "counters.h"
 #include "floor.h"
 #include "route.h"
+#include "run.h"
 #include "worker.h"
 
 #include "access/parallel.h"
@@ -39,6 +40,7 @@ _PG_init(void)
 	catalog_register_callbacks();
 	counters_register_callbacks();
 	route_register_callbacks();
+	runs_register_callbacks();
 	floor_register_callbacks();
 	wake_register_callbacks();
 

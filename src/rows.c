@@ -18,6 +18,7 @@
 #include "access/tableam.h"
 #include "commands/trigger.h"
 #include "parser/parse_relation.h"
+#include "storage/bufmgr.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -304,6 +305,20 @@ written(Rows *rows)
 	if (rows->estate != NULL)
 		ResetPerTupleExprContext(rows->estate);
 	CommandCounterIncrement();
+}
+
+/*
+ * The row that was at this place when somebody looked last: NULL where the snapshot sees
+ * none there.  The place may have been given to another row: the caller looks at its key.
+ */
+TupleTableSlot *
+rows_fetch(Rows *rows, ItemPointer tid, Snapshot snapshot)
+{
+	if (!ItemPointerIsValid(tid) ||
+		ItemPointerGetBlockNumber(tid) >= RelationGetNumberOfBlocks(rows->rel) ||
+		!table_tuple_fetch_row_version(rows->rel, tid, snapshot, rows_slot(rows)))
+		return NULL;
+	return rows->slot;
 }
 
 RowScan *

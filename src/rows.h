@@ -47,6 +47,7 @@ extern void rows_insert(Rows *rows, const Datum *values, const bool *nulls, Item
 extern void rows_update(Rows *rows, ItemPointer tid, const Datum *values, const bool *nulls);
 extern void rows_delete(Rows *rows, ItemPointer tid);
 
+extern TupleTableSlot *rows_fetch(Rows *rows, ItemPointer tid, Snapshot snapshot);
 extern RowScan *rows_scan(Rows *rows, OutboxObject index, Snapshot snapshot,
 						  ScanDirection direction, int n_keys, ScanKey keys);
 extern TupleTableSlot *rows_next(RowScan *scan);

@@ -33,7 +33,36 @@
 /* The time of a row that collects what was delivered is true to this. */
 #define SETTLED_STEP	USECS_PER_SEC
 
+static const char *const state_names[] = {
+	[RUN_READY] = "ready",
+	[RUN_LEASED] = "leased",
+	[RUN_UNHANDLED] = "unhandled",
+	[RUN_DELIVERED] = "delivered",
+	[RUN_DEAD] = "dead",
+	[RUN_DISCARDED] = "discarded",
+	[RUN_CANCELLED] = "cancelled",
+};
+
 static void leave_lease(Run *run, RunState state);
+
+const char *
+run_state_name(RunState state)
+{
+	return state_names[state];
+}
+
+RunState
+run_state_from_name(const char *name)
+{
+	for (int state = 0; state < (int) lengthof(state_names); state++)
+	{
+		if (strcmp(state_names[state], name) == 0)
+			return state;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("unknown state \"%s\" of a delivery", name)));
+}
 
 /* ---- splitting ---- */
 

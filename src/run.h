@@ -72,6 +72,7 @@ typedef enum RunLock
 	RUN_GONE					/* changed or deleted since the scan's snapshot: look again */
 } RunLock;
 
+extern void runs_register_callbacks(void);
 extern RunStore *runs_open(void);
 /* whether a change of outbox.delivery is ours */
 extern bool run_is_writing(void);
@@ -85,9 +86,13 @@ extern void runs_close(RunStore *store);
  */
 extern RunScan *runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id,
 						   TimestampTz from, TimestampTz until);
+/* due at this very time, by id */
+extern RunScan *runs_ready_at(RunStore *store, Snapshot snapshot, int64 subscription_id,
+							  TimestampTz due, int64 from, int64 to);
 extern RunScan *runs_leased(RunStore *store, Snapshot snapshot, int64 subscription_id,
 							TimestampTz from, TimestampTz until);
 extern RunScan *runs_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token);
+extern Run *run_first_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token);
 extern RunScan *runs_dead(RunStore *store, Snapshot snapshot, int64 subscription_id);	/* by settled_at */
 extern RunScan *runs_unhandled(RunStore *store, Snapshot snapshot, int64 subscription_id);
 extern RunScan *runs_of_subscription(RunStore *store, Snapshot snapshot, int64 subscription_id);	/* by low */
@@ -135,5 +140,6 @@ extern void run_delete(RunStore *store, Run *run);
 extern bool run_is_settled(const Run *run);
 
 extern const char *run_state_name(RunState state);
+extern RunState run_state_from_name(const char *name);
 
 #endif							/* OUTBOX_RUN_H */

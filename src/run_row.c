@@ -13,6 +13,7 @@
 #include "worker.h"
 
 #include "access/tableam.h"
+#include "access/xact.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -60,20 +61,22 @@ struct RunScan
 	RowScan    *scan;
 };
 
-static const char *const state_names[] = {
-	[RUN_READY] = "ready",
-	[RUN_LEASED] = "leased",
-	[RUN_UNHANDLED] = "unhandled",
-	[RUN_DELIVERED] = "delivered",
-	[RUN_DEAD] = "dead",
-	[RUN_DISCARDED] = "discarded",
-	[RUN_CANCELLED] = "cancelled",
-};
+/*
+ * Hints where the last row of a kind lies: of those that collect what was delivered, and the
+ * first one of a token.  Whoever follows one looks whether it is the row.
+ */
+typedef struct RowHint
+{
+	int64		id;
+	ItemPointerData tid;
+} RowHint;
+
+static RowHint last_delivered;
+static RowHint first_of_token;
 
 /* a change of outbox.delivery is under way that is ours: see floor.c */
 static bool writing = false;
 
-static RunState state_from_name(const char *name);
 static void run_read(TupleTableSlot *slot, Run *run);
 static void keep_above_floor(RunStore *store, Run *run);
 static RunScan *scan_times(RunStore *store, OutboxObject index, Snapshot snapshot, int64 subscription_id,
@@ -81,26 +84,17 @@ static RunScan *scan_times(RunStore *store, OutboxObject index, Snapshot snapsho
 static void set_time(Datum *values, bool *nulls, int column, TimestampTz time);
 static RunScan *scan_index(RunStore *store, OutboxObject index, Snapshot snapshot,
 						   ScanDirection direction, int n_keys, ScanKey keys);
+static bool run_fetch(RunStore *store, Snapshot snapshot, RowHint *hint, Run *run);
+static void transaction_end(XactEvent event, void *arg);
+static void savepoint_end(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg);
 static int64 next_id(void);
 static void check_row(const Run *run);
 
-const char *
-run_state_name(RunState state)
+void
+runs_register_callbacks(void)
 {
-	return state_names[state];
-}
-
-static RunState
-state_from_name(const char *name)
-{
-	for (int state = 0; state < (int) lengthof(state_names); state++)
-	{
-		if (strcmp(state_names[state], name) == 0)
-			return state;
-	}
-	ereport(ERROR,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("unknown state \"%s\" of a delivery", name)));
+	RegisterXactCallback(transaction_end, NULL);
+	RegisterSubXactCallback(savepoint_end, NULL);
 }
 
 RunStore *
@@ -157,7 +151,7 @@ run_read(TupleTableSlot *slot, Run *run)
 	run->attempts = DatumGetInt32(values[RUN_ATTEMPTS]);
 	run->max_attempts = DatumGetInt32(values[RUN_MAX_ATTEMPTS]);
 	run->piece = DatumGetBool(values[RUN_PIECE]);
-	run->state = state_from_name(TextDatumGetCString(values[RUN_STATE]));
+	run->state = run_state_from_name(TextDatumGetCString(values[RUN_STATE]));
 	run->positions = cover_from_datum(values[RUN_POSITIONS]);
 	run->indexed_at = DT_NOEND;
 	if (run->state == RUN_READY)
@@ -204,7 +198,7 @@ check_row(const Run *run)
 	if (run->message_count <= 0 || run->attempts < 0 || (run->locked_until != 0) != leased ||
 		(leased && run->active_until == 0) || (run->settled_at == 0) != open)
 		elog(ERROR, "delivery %lld would be a %s one with %d messages, which is not possible",
-			 (long long) run->id, state_names[run->state], run->message_count);
+			 (long long) run->id, run_state_name(run->state), run->message_count);
 }
 
 void
@@ -227,7 +221,7 @@ run_write(RunStore *store, Run *run)
 	values[RUN_ATTEMPTS] = Int32GetDatum(run->attempts);
 	values[RUN_MAX_ATTEMPTS] = Int32GetDatum(run->max_attempts);
 	values[RUN_PIECE] = BoolGetDatum(run->piece);
-	values[RUN_STATE] = CStringGetTextDatum(state_names[run->state]);
+	values[RUN_STATE] = CStringGetTextDatum(run_state_name(run->state));
 	values[RUN_POSITIONS] = cover_to_datum(run->positions);
 	values[RUN_CLAIM_TOKEN] = UUIDPGetDatum(&run->claim_token);
 	nulls[RUN_CLAIM_TOKEN] = (run->state != RUN_LEASED);
@@ -258,6 +252,10 @@ run_write(RunStore *store, Run *run)
 	}
 	PG_END_TRY();
 	run->stored = true;
+	if (run->state == RUN_DELIVERED)
+		last_delivered = (RowHint) {run->id, run->tid};
+	else if (run->id == first_of_token.id)
+		first_of_token.tid = run->tid;
 }
 
 bool
@@ -331,6 +329,19 @@ runs_ready(RunStore *store, Snapshot snapshot, int64 subscription_id,
 }
 
 RunScan *
+runs_ready_at(RunStore *store, Snapshot snapshot, int64 subscription_id,
+			  TimestampTz due, int64 from, int64 to)
+{
+	ScanKeyData keys[4];
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
+	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TIMESTAMPTZ_EQ, TimestampTzGetDatum(due));
+	ScanKeyInit(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	ScanKeyInit(&keys[3], 3, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(to));
+	return scan_index(store, OB_DELIVERY_READY_IDX, snapshot, ForwardScanDirection, 4, keys);
+}
+
+RunScan *
 runs_leased(RunStore *store, Snapshot snapshot, int64 subscription_id,
 			TimestampTz from, TimestampTz until)
 {
@@ -344,6 +355,55 @@ runs_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
 
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(token));
 	return scan_index(store, OB_DELIVERY_TOKEN_IDX, snapshot, ForwardScanDirection, 1, &key);
+}
+
+/*
+ * The first of a token, by id, or NULL.  What a token holds only gets less: which row was the
+ * first is so as long as it is one of them, and nothing is rolled back.
+ */
+Run *
+run_first_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
+{
+	Run		   *run = palloc(sizeof(Run));
+	RunScan    *scan;
+
+	if (run_fetch(store, snapshot, &first_of_token, run) && run->state == RUN_LEASED &&
+		memcmp(&run->claim_token, token, sizeof(pg_uuid_t)) == 0)
+		return run;
+	scan = runs_of_token(store, snapshot, token);
+	run = run_next(scan);
+	run_scan_end(scan);
+	if (run != NULL)
+		first_of_token = (RowHint) {run->id, run->tid};
+	return run;
+}
+
+/* False where the row is not there any more. */
+static bool
+run_fetch(RunStore *store, Snapshot snapshot, RowHint *hint, Run *run)
+{
+	TupleTableSlot *slot = rows_fetch(store->rows, &hint->tid, snapshot);
+
+	if (slot == NULL)
+		return false;
+	run_read(slot, run);
+	ExecClearTuple(slot);
+	return run->id == hint->id;
+}
+
+/* Rows that were before the first one of the token may be back. */
+static void
+transaction_end(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+		first_of_token = (RowHint) {0};
+}
+
+static void
+savepoint_end(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		first_of_token = (RowHint) {0};
 }
 
 static RunScan *
@@ -487,17 +547,23 @@ run_find(RunStore *store, int64 id, Run *run)
 {
 	ScanKeyData key;
 	Snapshot	snapshot = snapshot_push();
-	RowScan    *scan;
-	TupleTableSlot *slot;
+	bool		found = (id == last_delivered.id && run_fetch(store, snapshot, &last_delivered, run));
 
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	scan = rows_scan(store->rows, OB_DELIVERY_PKEY, snapshot, ForwardScanDirection, 1, &key);
-	slot = rows_next(scan);
-	if (slot != NULL)
-		run_read(slot, run);
-	rows_scan_end(scan);
+	if (!found)
+	{
+		RowScan    *scan;
+		TupleTableSlot *slot;
+
+		ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+		scan = rows_scan(store->rows, OB_DELIVERY_PKEY, snapshot, ForwardScanDirection, 1, &key);
+		slot = rows_next(scan);
+		found = (slot != NULL);
+		if (found)
+			run_read(slot, run);
+		rows_scan_end(scan);
+	}
 	snapshot_pop();
-	return slot != NULL;
+	return found;
 }
 
 void

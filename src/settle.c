@@ -39,7 +39,7 @@ pg_noreturn static void refuse(const Lease *lease, const pg_uuid_t *id);
 static void count_refused(const Lease *lease);
 pg_noreturn static void refuse_all(const Lease *lease);
 static pg_uuid_t *token_argument(FunctionCallInfo fcinfo, int n);
-static int64 message_argument(FunctionCallInfo fcinfo, int n);
+static int64 message_argument(FunctionCallInfo fcinfo, int n, const pg_uuid_t *token);
 static TimestampTz renew_runs(Lease *lease, const int *named, int64 duration);
 
 static Outcome
@@ -226,16 +226,18 @@ token_argument(FunctionCallInfo fcinfo, int n)
 	return PG_GETARG_UUID_P(n);
 }
 
-/* id and token; the position of a message that exists */
+/* the position of a message that exists, or did when it was claimed under the token */
 static int64
-message_argument(FunctionCallInfo fcinfo, int n)
+message_argument(FunctionCallInfo fcinfo, int n, const pg_uuid_t *token)
 {
 	pg_uuid_t  *id;
 	int64		position;
 
 	arg_required(fcinfo, n, "id");
 	id = PG_GETARG_UUID_P(n);
-	position = log_position_of(id);
+	position = recent_position(id, token);
+	if (position < 0)
+		position = log_position_of(id);
 	if (position < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUTBOX_UNKNOWN_MESSAGE),
@@ -263,7 +265,7 @@ outbox_settle(PG_FUNCTION_ARGS)
 	session_begin("outbox.settle()");
 	parse_settlement(fcinfo, 2, &settlement);
 	token = token_argument(fcinfo, 1);
-	position = message_argument(fcinfo, 0);
+	position = message_argument(fcinfo, 0, token);
 
 	lease = hold(lease_lock_one(runs_open(), token, asked_at, position));
 	snapshot_push();
@@ -372,7 +374,7 @@ outbox_renew(PG_FUNCTION_ARGS)
 
 	session_begin("outbox.renew()");
 	token = token_argument(fcinfo, 1);
-	position = message_argument(fcinfo, 0);
+	position = message_argument(fcinfo, 0, token);
 
 	lease = hold(lease_lock(runs_open(), token, asked_at));
 	index = lease_index(lease, position);

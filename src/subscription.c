@@ -51,7 +51,12 @@ typedef struct Unpark
 	bool		all;			/* false: a row changed meanwhile, look again */
 } Unpark;
 
+/* a hint */
+static ItemPointerData last_found;
+
 static Subscription *read_row(TupleTableSlot *slot);
+static Subscription *find_row(Snapshot snapshot, const char *name, int64 id);
+static Subscription *find_again(Rows *rows, Snapshot snapshot, const char *name, int64 id);
 static char *read_text(TupleTableSlot *slot, AttrNumber column);
 static int64 read_usecs(TupleTableSlot *slot, AttrNumber column);
 static SubscriptionMode read_mode(TupleTableSlot *slot);
@@ -131,43 +136,62 @@ read_mode(TupleTableSlot *slot)
 	return strcmp(mode, "pushed") == 0 ? MODE_PUSHED : MODE_UNUSED;
 }
 
+/* By its name, or where that is NULL by its id, which are unique. */
+static Subscription *
+find_row(Snapshot snapshot, const char *name, int64 id)
+{
+	Rows	   *rows = rows_open(OB_SUBSCRIPTION, false);
+	Subscription *subscription = find_again(rows, snapshot, name, id);
+	ScanKeyData key;
+	RowScan    *scan;
+	TupleTableSlot *slot;
+
+	if (subscription == NULL)
+	{
+		if (name != NULL)
+			ScanKeyEntryInitialize(&key, 0, 1, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID,
+								   F_TEXTEQ, CStringGetTextDatum(name));
+		else
+			ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+		scan = rows_scan(rows, name != NULL ? OB_SUBSCRIPTION_NAME_KEY : OB_SUBSCRIPTION_PKEY,
+						 snapshot, ForwardScanDirection, 1, &key);
+		slot = rows_next(scan);
+		if (slot != NULL)
+		{
+			subscription = read_row(slot);
+			last_found = slot->tts_tid;
+		}
+		rows_scan_end(scan);
+	}
+	rows_close(rows);
+	return subscription;
+}
+
+/* Where this session found one last time: if it is there, and the one, no index is needed. */
+static Subscription *
+find_again(Rows *rows, Snapshot snapshot, const char *name, int64 id)
+{
+	TupleTableSlot *slot = rows_fetch(rows, &last_found, snapshot);
+	Subscription *subscription;
+
+	if (slot == NULL)
+		return NULL;
+	subscription = read_row(slot);
+	if (name != NULL ? strcmp(subscription->name, name) == 0 : subscription->id == id)
+		return subscription;
+	return NULL;
+}
+
 Subscription *
 subscription_find(Snapshot snapshot, const char *name)
 {
-	Rows	   *rows = rows_open(OB_SUBSCRIPTION, false);
-	RowScan    *scan;
-	ScanKeyData key;
-	TupleTableSlot *slot;
-	Subscription *subscription = NULL;
-
-	ScanKeyEntryInitialize(&key, 0, 1, BTEqualStrategyNumber, InvalidOid, DEFAULT_COLLATION_OID,
-						   F_TEXTEQ, CStringGetTextDatum(name));
-	scan = rows_scan(rows, OB_SUBSCRIPTION_NAME_KEY, snapshot, ForwardScanDirection, 1, &key);
-	slot = rows_next(scan);
-	if (slot != NULL)
-		subscription = read_row(slot);
-	rows_scan_end(scan);
-	rows_close(rows);
-	return subscription;
+	return find_row(snapshot, name, 0);
 }
 
 Subscription *
 subscription_by_id(Snapshot snapshot, int64 id)
 {
-	Rows	   *rows = rows_open(OB_SUBSCRIPTION, false);
-	RowScan    *scan;
-	ScanKeyData key;
-	TupleTableSlot *slot;
-	Subscription *subscription = NULL;
-
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	scan = rows_scan(rows, OB_SUBSCRIPTION_PKEY, snapshot, ForwardScanDirection, 1, &key);
-	slot = rows_next(scan);
-	if (slot != NULL)
-		subscription = read_row(slot);
-	rows_scan_end(scan);
-	rows_close(rows);
-	return subscription;
+	return find_row(snapshot, NULL, id);
 }
 
 /* In order of id. */
@@ -233,14 +257,37 @@ find_or_make_default(const char *name)
 	return find_now(name);
 }
 
+/*
+ * Locked first, by the id that this session found under the name last time, and then read:
+ * mostly once.  Where it is another one by now that is locked and read again, as the names
+ * of tables are.
+ */
 Subscription *
-subscription_get_now(const char *name, int wait_ms)
+subscription_get_locked(const char *name, int wait_ms)
 {
-	Subscription *subscription = find_now(name);
+	static char last_name[OUTBOX_MAX_NAME + 1];
+	static int64 last_id = 0;
+	int64		locked = strcmp(last_name, name) == 0 ? last_id : 0;
+	Subscription *subscription;
 	Identity	identity;
 
-	if (subscription != NULL)
-		return subscription;
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (locked != 0)
+			subscription_lock(locked, AccessShareLock);
+		subscription = find_now(name);
+		if (subscription == NULL)
+			break;
+		if (subscription->id == locked)
+		{
+			strlcpy(last_name, name, sizeof(last_name));
+			last_id = locked;
+			subscription->locked = true;
+			return subscription;
+		}
+		locked = subscription->id;
+	}
 	identity_read(&identity);
 	if (!identity.in_use && !routing_lock(wait_ms))
 		return NULL;

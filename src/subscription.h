@@ -31,6 +31,7 @@ typedef struct Subscription
 	int64		own_lease;
 	int64		own_max_active;
 	int			own_max_attempts;
+	bool		locked;			/* as it is since its lock was taken, in share mode or more */
 	List	   *handlers;		/* of Handler, filled by subscription_handlers() */
 } Subscription;
 
@@ -83,8 +84,11 @@ extern void subscription_insert_default(void);
 /* by a fresh snapshot; makes "default" at first use; 42704 where there is none */
 extern Subscription *subscription_get(const char *name);
 pg_noreturn extern void subscription_unknown(const char *name);
-/* for a claim: NULL where another first use is under way, which it does not wait for */
-extern Subscription *subscription_get_now(const char *name, int wait_ms);
+/*
+ * For a claim: NULL where another first use is under way, which it does not wait for;
+ * mostly locked already.
+ */
+extern Subscription *subscription_get_locked(const char *name, int wait_ms);
 /* the same, and keeps others from changing or removing it until the end of the transaction */
 extern Subscription *subscription_hold(const char *name);
 /* 55000 with the call to make where it is the other one */
