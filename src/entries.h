@@ -9,26 +9,36 @@
 
 #include "executor/tuptable.h"
 #include "nodes/execnodes.h"
+#include "nodes/memnodes.h"
 #include "nodes/primnodes.h"
 #include "utils/relcache.h"
 
+/* the longest text that a predicate may compare with */
+#define ENTRY_TEXT	31
+
 typedef struct EntryIndex
 {
+	Oid			oid;
+	/* partial: the rows where this column is this text; or 0 */
+	AttrNumber	column;
+	int			length;
+	char		text[ENTRY_TEXT + 1];
+	/* once it is open */
 	Relation	rel;
 	IndexInfo  *info;
-	AttrNumber	column;			/* partial: rows where this column is this text; or 0 */
-	Const	   *value;
 } EntryIndex;
 
-/* the indexes of a table, open for writing; in the memory context of the caller */
+/* the indexes of a table, for writing; in the memory context of the caller */
 typedef struct Entries
 {
 	Relation	table;
+	MemoryContext context;
 	bool		plain;			/* entries_insert() can do it */
 	int			n;
 	EntryIndex *indexes;
 } Entries;
 
+extern void entries_register_callbacks(void);
 extern void entries_open(Entries *entries, Relation table);
 extern void entries_close(Entries *entries);
 /* "update": the row has taken the place of another */

@@ -6,6 +6,7 @@
 
 #include "catalog.h"
 #include "counters.h"
+#include "entries.h"
 #include "floor.h"
 #include "route.h"
 #include "run.h"
@@ -39,6 +40,7 @@ _PG_init(void)
 	outbox_define_settings();
 	catalog_register_callbacks();
 	counters_register_callbacks();
+	entries_register_callbacks();
 	route_register_callbacks();
 	runs_register_callbacks();
 	floor_register_callbacks();
