@@ -112,6 +112,8 @@ GOALS = [
          'at least', 30000, figure('g', 'hooks', language='plpgsql', workers=1), '/s'),
     Goal('g', 'commit to hook, idle, median', '', 'at most', 1, figure('g', 'latency, median', to='hook', load='idle'), 'ms'),
     Goal('g', 'commit to hook, idle, p99', '', 'at most', 5, figure('g', 'latency, p99', to='hook', load='idle'), 'ms'),
+    Goal('g', "commit to a listening client's claim, idle, median", '', 'at most', 10,
+         figure('g', 'latency, median', to='claim', load='idle'), 'ms'),
     Goal('h', 'enqueue with 16 subscriptions against one', '',
          'at least', 0.97, between('h', ('enqueue', {'subscriptions': 16}), ('enqueue', {'subscriptions': 1}))),
     Goal('h', 'cost of a delivery with 16 subscriptions against one', '', 'at most', 1.1, per_delivery),
