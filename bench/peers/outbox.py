@@ -58,34 +58,6 @@ union all select null, null, null, null, null, array_agg(id), min(claim_token::t
 """
         return one_by_one(claim, batch, lambda id: f'select outbox.settle({id}, :token)', 'uuid')
 
-    def settled_down(self, db):
-        if db.value("select current_setting('outbox.enabled')::boolean"):
-            db.wait('select not exists (select from outbox.status where pending > 0)', 600)
-        while db.value('select coalesce(sum(pending), 0) from outbox.status'):
-            db.run('select outbox.maintain()')
-
-    def maintain(self, db):
-        db.run('select outbox.maintain()')
-        super().maintain(db)
-
-    def claim(self, batch, subscription='default'):
-        return f"""\\set attempts 0
-select id, claim_token as token, name, payload, attempts from outbox.claim_batch({batch}, subscription => '{subscription}') \\aset
-\\if :attempts > 0
-select outbox.settle_batch(:token);
-\\endif
-"""
-
-    def claim_each(self, batch):
-        lines = [f"""with c as materialized (select id, claim_token, name, payload, attempts from outbox.claim_batch({batch}))
-select c.*, null::uuid[] as ids, null::text as token, 0 as n from c
-union all select null, null, null, null, null, array_agg(id), min(claim_token::text), count(*) from c \\aset
-select {', '.join(f'a[{i}] as i{i}' for i in range(1, batch + 1))} from (select :ids::uuid[] as a offset 0) x \\gset
-"""]
-        for i in range(1, batch + 1):
-            lines.append(f'\\if :n >= {i}\nselect outbox.settle(:i{i}, :token);\n\\endif\n')
-        return ''.join(lines)
-
     def settled(self, db, subscription='default'):
         return db.value('select coalesce(sum(delivered), 0)::bigint from outbox.status where subscription = %s', subscription)
 
