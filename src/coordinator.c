@@ -69,6 +69,8 @@
 /* Somebody else routes, or alters the extension: look again soon. */
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
+/* The first lease is looked for so often; of one that ends within seconds a commit tells. */
+#define LEASES_PAUSE	(500 * 1000)
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
@@ -81,6 +83,8 @@ typedef struct Told
 	bool		seen;			/* in this turn */
 	bool		owed;			/* a notification was held back */
 	TimestampTz due_at;			/* first due time in the future, when last looked */
+	TimestampTz lease_end;		/* of the first lease, when last looked */
+	TimestampTz leases_seen_at;
 } Told;
 
 typedef struct Coordinator
@@ -103,6 +107,7 @@ typedef struct Coordinator
 	bool		roles;			/* some may have been renamed */
 	bool		pushes;			/* some subscription has hooks */
 	bool		asked;			/* it was a commit that asked for this turn */
+	bool		look;			/* and it has made a lease that ends soon, perhaps */
 	int64		poll;
 	int64		gather;
 } Coordinator;
@@ -115,6 +120,7 @@ static bool tell_of_copy(Coordinator *coordinator, bool copy);
 static bool may_make_first_rows(Coordinator *coordinator, const Frontier *frontier);
 static void look_after(Coordinator *coordinator, Subscription *subscription, bool news,
 					   List **ready_roles);
+static void look_at_leases(Coordinator *coordinator, Told *told, RunStore *store, Snapshot snapshot);
 static void forget_removed(Coordinator *coordinator);
 static bool is_mended(const Subscription *subscription);
 static Told *told_of(Coordinator *coordinator, int64 subscription_id);
@@ -251,6 +257,7 @@ turn(Coordinator *coordinator)
 	coordinator->ready = ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	coordinator->asked = (why != 0);
+	coordinator->look = ((why & WORK_LOOK) != 0);
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
@@ -416,7 +423,6 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 	Snapshot	snapshot;
 	FloorScan	floor;
 	TimestampTz ready_at;
-	TimestampTz lease_end;
 	int64		expired;
 
 	expired = claim_expire(subscription, EXPIRE_AT_ONCE);
@@ -434,10 +440,7 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 	ready_at = first_time(runs_ready(store, snapshot, subscription->id, floor.start, now), false);
 	told->due_at = first_time(runs_ready(store, snapshot, subscription->id, now + 1, DT_NOEND), false);
 	meet(coordinator, told->due_at);
-	floor_begin(&floor, subscription->id, FLOOR_LEASE);
-	lease_end = first_time(runs_leased(store, snapshot, subscription->id, floor.start, DT_NOEND), true);
-	/* one that has ended and is still there is held by a settlement that goes on */
-	meet(coordinator, lease_end <= now ? now + HELD_PAUSE : lease_end);
+	look_at_leases(coordinator, told, store, snapshot);
 	snapshot_pop();
 	runs_close(store);
 
@@ -460,6 +463,30 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 		if (role_may_push(role) && role_may_consume(role, subscription->name))
 			*ready_roles = list_append_unique_oid(*ready_roles, role);
 	}
+}
+
+/*
+ * When the first lease ends.  Behind an open snapshot the leases that were settled in time
+ * stay in the index until they would have ended, and no floor is above the clock: so the
+ * walk over them is not for each turn.
+ */
+static void
+look_at_leases(Coordinator *coordinator, Told *told, RunStore *store, Snapshot snapshot)
+{
+	TimestampTz now = clock_now();
+	TimestampTz again = told->leases_seen_at + LEASES_PAUSE;
+	FloorScan	floor;
+
+	if (told->lease_end > now && !coordinator->look && again > coordinator->turn_began)
+		coordinator->deadline = Min(coordinator->deadline, again);
+	else
+	{
+		floor_begin(&floor, told->subscription_id, FLOOR_LEASE);
+		told->lease_end = first_time(runs_leased(store, snapshot, told->subscription_id, floor.start, DT_NOEND), true);
+		told->leases_seen_at = coordinator->turn_began;
+	}
+	/* one that has ended and is still there is held by a settlement that goes on */
+	meet(coordinator, told->lease_end <= now ? now + HELD_PAUSE : told->lease_end);
 }
 
 /* A function that was missing is there again: who delivers makes ready what was parked for it. */
@@ -507,6 +534,7 @@ told_of(Coordinator *coordinator, int64 subscription_id)
 	told->subscription_id = subscription_id;
 	told->notified_at = DT_NOBEGIN;
 	told->due_at = DT_NOEND;
+	told->lease_end = DT_NOBEGIN;
 	told->owed = true;			/* what was ready before we began */
 	coordinator->told = lappend(coordinator->told, told);
 	MemoryContextSwitchTo(caller);
