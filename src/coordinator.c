@@ -69,7 +69,7 @@
 /* Somebody else routes, or alters the extension: look again soon. */
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
-/* The first lease is looked for so often; of one that ends within seconds a commit tells. */
+/* The first leases are looked for so often; of one that ends within seconds a commit tells. */
 #define LEASES_PAUSE	(500 * 1000)
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
@@ -84,7 +84,6 @@ typedef struct Told
 	bool		owed;			/* a notification was held back */
 	TimestampTz due_at;			/* first due time in the future, when last looked */
 	TimestampTz lease_end;		/* of the first lease, when last looked */
-	TimestampTz leases_seen_at;
 } Told;
 
 typedef struct Coordinator
@@ -107,7 +106,8 @@ typedef struct Coordinator
 	bool		roles;			/* some may have been renamed */
 	bool		pushes;			/* some subscription has hooks */
 	bool		asked;			/* it was a commit that asked for this turn */
-	bool		look;			/* and it has made a lease that ends soon, perhaps */
+	TimestampTz leases_at;		/* when the first leases were last looked for */
+	bool		leases;			/* in this turn they are */
 	int64		poll;
 	int64		gather;
 } Coordinator;
@@ -257,7 +257,13 @@ turn(Coordinator *coordinator)
 	coordinator->ready = ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	coordinator->asked = (why != 0);
-	coordinator->look = ((why & WORK_LOOK) != 0);
+	/* who makes room leaves behind when he is needed again */
+	coordinator->leases = (why & WORK_LOOK) != 0 || worker_should_make_room(coordinator->slot) ||
+		coordinator->turn_began >= coordinator->leases_at + LEASES_PAUSE;
+	if (coordinator->leases)
+		coordinator->leases_at = coordinator->turn_began;
+	else
+		coordinator->deadline = coordinator->leases_at + LEASES_PAUSE;
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
@@ -474,16 +480,12 @@ static void
 look_at_leases(Coordinator *coordinator, Told *told, RunStore *store, Snapshot snapshot)
 {
 	TimestampTz now = clock_now();
-	TimestampTz again = told->leases_seen_at + LEASES_PAUSE;
 	FloorScan	floor;
 
-	if (told->lease_end > now && !coordinator->look && again > coordinator->turn_began)
-		coordinator->deadline = Min(coordinator->deadline, again);
-	else
+	if (coordinator->leases || told->lease_end <= now)
 	{
 		floor_begin(&floor, told->subscription_id, FLOOR_LEASE);
 		told->lease_end = first_time(runs_leased(store, snapshot, told->subscription_id, floor.start, DT_NOEND), true);
-		told->leases_seen_at = coordinator->turn_began;
 	}
 	/* one that has ended and is still there is held by a settlement that goes on */
 	meet(coordinator, told->lease_end <= now ? now + HELD_PAUSE : told->lease_end);
