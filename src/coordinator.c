@@ -108,6 +108,7 @@ typedef struct Coordinator
 	bool		asked;			/* it was a commit that asked for this turn */
 	TimestampTz leases_at;		/* when the first leases were last looked for */
 	bool		leases;			/* in this turn they are */
+	bool		leases_owed;	/* there have been commits since */
 	int64		poll;
 	int64		gather;
 } Coordinator;
@@ -260,9 +261,13 @@ turn(Coordinator *coordinator)
 	/* who makes room leaves behind when he is needed again */
 	coordinator->leases = (why & WORK_LOOK) != 0 || worker_should_make_room(coordinator->slot) ||
 		coordinator->turn_began >= coordinator->leases_at + LEASES_PAUSE;
+	coordinator->leases_owed |= (why != 0);
 	if (coordinator->leases)
+	{
 		coordinator->leases_at = coordinator->turn_began;
-	else
+		coordinator->leases_owed = false;
+	}
+	else if (coordinator->leases_owed)
 		coordinator->deadline = coordinator->leases_at + LEASES_PAUSE;
 	if (why != 0)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);

@@ -196,7 +196,8 @@ session_extension_hold(void)
 bool
 session_wait(int64 usecs)
 {
-	long		ms = (long) Max(1, Min(usecs / 1000, 3600 * 1000));
+	/* rounded up: who wakes too early has to sleep once more */
+	long		ms = (long) Max(1, Min((usecs + 999) / 1000, 3600 * 1000));
 	int			events;
 
 	events = WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
