@@ -115,6 +115,7 @@ typedef struct Coordinator
 
 static bool gather(Coordinator *coordinator);
 static void turn(Coordinator *coordinator);
+static void plan_leases(Coordinator *coordinator, uint32 why);
 static bool work(Coordinator *coordinator, List **ready_roles);
 static void forget_database(Coordinator *coordinator);
 static bool tell_of_copy(Coordinator *coordinator, bool copy);
@@ -258,18 +259,8 @@ turn(Coordinator *coordinator)
 	coordinator->ready = ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	coordinator->asked = (why != 0);
-	/* who makes room leaves behind when he is needed again */
-	coordinator->leases = (why & WORK_LOOK) != 0 || worker_should_make_room(coordinator->slot) ||
-		coordinator->turn_began >= coordinator->leases_at + LEASES_PAUSE;
-	coordinator->leases_owed |= (why != 0);
-	if (coordinator->leases)
-	{
-		coordinator->leases_at = coordinator->turn_began;
-		coordinator->leases_owed = false;
-	}
-	else if (coordinator->leases_owed)
-		coordinator->deadline = coordinator->leases_at + LEASES_PAUSE;
-	if (why != 0)
+	plan_leases(coordinator, why);
+	if (coordinator->asked)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
 	filing_run_least = (coordinator->turn_began - coordinator->routed_at < SOON) ? RUN_LEAST : 1;
@@ -287,6 +278,28 @@ turn(Coordinator *coordinator)
 		coordinator->deadline = Min(coordinator->deadline, start_pushers(MyDatabaseId, ready_roles));
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(coordinator->turn_context);
+}
+
+/*
+ * Whether the first leases are looked for in this turn; if not, and there have been commits
+ * since they were, another turn comes in time.  Who makes room for another database's
+ * coordinator looks, since he leaves behind when he is needed again.
+ */
+static void
+plan_leases(Coordinator *coordinator, uint32 why)
+{
+	TimestampTz due = coordinator->leases_at + LEASES_PAUSE;
+
+	coordinator->leases_owed |= coordinator->asked;
+	coordinator->leases = (why & WORK_LOOK) != 0 || coordinator->turn_began >= due ||
+		worker_should_make_room(coordinator->slot);
+	if (coordinator->leases)
+	{
+		coordinator->leases_at = coordinator->turn_began;
+		coordinator->leases_owed = false;
+	}
+	else if (coordinator->leases_owed)
+		coordinator->deadline = due;
 }
 
 /*
