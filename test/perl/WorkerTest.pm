@@ -16,7 +16,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time usleep);
 
-our @EXPORT = qw(worker_node database hooks as_role fails eventually eventually_log log_lines log_end
+our @EXPORT = qw(worker_node database hooks as_role fails eventually heard hears eventually_log log_lines log_end
   worker_pid is_gone is_replaced enqueue states got in_background reload);
 
 # Waiting longer than this is a failure. A machine that runs much else at the same time may be slow.
@@ -122,6 +122,30 @@ sub eventually
 	fail($what);
 	diag("waited for: $expected\n last seen: $out\n" . ($err // ''));
 	return time - $begin;
+}
+
+# What a session that listens has heard since it was asked last: payloads, in order.
+sub heard
+{
+	my ($session) = @_;
+	return join ' ', $session->query("SELECT 'asked'") =~ /"outbox_ready" with payload "(\w+)"/g;
+}
+
+# One test: sooner or later the session has heard this and nothing else.  More than once is no fault: it is a hint.
+sub hears
+{
+	my ($session, $expected, $what) = @_;
+	my $limit = time + $PATIENCE;
+	my $heard = '';
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	while ($heard ne $expected && time < $limit)
+	{
+		my %heard = map { $_ => 1 } split(' ', $heard . ' ' . heard($session));
+
+		$heard = join ' ', sort keys %heard;
+	}
+	return is($heard, $expected, $what);
 }
 
 # One test: the same for the server's log, from an offset on. Returns where the log ended.

@@ -7,7 +7,6 @@ use warnings;
 use OutboxTest;
 use WorkerTest;
 use Test::More;
-use Time::HiRes qw(time);
 
 my $node = worker_node('wake', conf => "outbox.poll_interval = '1h'\noutbox.jitter = 0\n");
 
@@ -23,30 +22,6 @@ sub arrives
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return eventually($node, "SELECT count(*) FROM got WHERE payload = '$payload'", '1', $what, 'push');
-}
-
-# What a session that listens has heard since it was asked last: payloads, in order.
-sub heard
-{
-	my ($session) = @_;
-	return join ' ', $session->query("SELECT 'asked'") =~ /"outbox_ready" with payload "(\w+)"/g;
-}
-
-# One test: sooner or later the session has heard this and nothing else.  More than once is no fault: it is a hint.
-sub hears
-{
-	my ($session, $expected, $what) = @_;
-	my $limit = time + 30;
-	my $heard = '';
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	while ($heard ne $expected && time < $limit)
-	{
-		my %heard = map { $_ => 1 } split(' ', $heard . ' ' . heard($session));
-
-		$heard = join ' ', sort keys %heard;
-	}
-	return is($heard, $expected, $what);
 }
 
 # From commit to hook
