@@ -58,7 +58,6 @@ static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_DELIVERY_LEASE_IDX] = "delivery_lease_idx",
 	[OB_DELIVERY_DEAD_IDX] = "delivery_dead_idx",
 	[OB_DELIVERY_UNHANDLED_IDX] = "delivery_unhandled_idx",
-	[OB_DELIVERY_LOW_IDX] = "delivery_low_idx",
 	[OB_DELIVERY_ID_SEQ] = "delivery_id_seq",
 	[OB_MESSAGE_TYPE] = "message",
 	[OB_CLAIMED_MESSAGE_TYPE] = "claimed_message",

@@ -151,7 +151,7 @@ run_deliver(RunStore *store, Run *run, Run *rest, TimestampTz now)
 	{
 		Run			joined = {0};
 
-		if (run_find(store, rest->delivered_id, &joined) && run_lock(store, &joined, LockWaitBlock) == RUN_LOCKED)
+		if (run_find_collector(store, rest, &joined) && run_lock(store, &joined, LockWaitBlock) == RUN_LOCKED)
 		{
 			for (int i = 0; i < run->positions->n; i++)
 				cover_add(joined.positions, run->positions->ranges[i].lower, run->positions->ranges[i].upper);

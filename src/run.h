@@ -108,7 +108,7 @@ extern void runs_visit(RunStore *store, RunScan *scan, RunVisit visit, void *arg
 /* the run that holds this message, or NULL */
 extern Run *run_of_position(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 position);
 
-extern bool run_find(RunStore *store, int64 id, Run *run);
+extern bool run_find_collector(RunStore *store, const Run *rest, Run *run);
 /* for the transitions of run.c: insert or update the row as it now is */
 extern void run_write(RunStore *store, Run *run);
 extern RunLock run_lock(RunStore *store, Run *run, LockWaitPolicy wait);

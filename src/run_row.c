@@ -430,7 +430,7 @@ runs_unhandled(RunStore *store, Snapshot snapshot, int64 subscription_id)
 RunScan *
 runs_of_subscription(RunStore *store, Snapshot snapshot, int64 subscription_id)
 {
-	return scan_subscription(store, OB_DELIVERY_LOW_IDX, snapshot, subscription_id);
+	return scan_subscription(store, OB_DELIVERY_PKEY, snapshot, subscription_id);
 }
 
 RunScan *
@@ -441,7 +441,7 @@ runs_by_low(RunStore *store, Snapshot snapshot, int64 subscription_id, int64 fro
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
 	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
 	ScanKeyInit(&keys[2], 2, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(to));
-	return scan_index(store, OB_DELIVERY_LOW_IDX, snapshot, ForwardScanDirection, 3, keys);
+	return scan_index(store, OB_DELIVERY_PKEY, snapshot, ForwardScanDirection, 3, keys);
 }
 
 Run *
@@ -498,7 +498,7 @@ run_of_position(RunStore *store, Snapshot snapshot, int64 subscription_id, int64
 
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(subscription_id));
 	ScanKeyInit(&keys[1], 2, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(position));
-	scan = scan_index(store, OB_DELIVERY_LOW_IDX, snapshot, BackwardScanDirection, 2, keys);
+	scan = scan_index(store, OB_DELIVERY_PKEY, snapshot, BackwardScanDirection, 2, keys);
 	while ((run = run_next(scan)) != NULL)
 	{
 		if (cover_contains(run->positions, position))
@@ -541,21 +541,23 @@ run_lock(RunStore *store, Run *run, LockWaitPolicy wait)
 	}
 }
 
-/* by id; false where it is not there */
+/* The row that collects what was delivered of "rest", with the same "low"; false where it is not there. */
 bool
-run_find(RunStore *store, int64 id, Run *run)
+run_find_collector(RunStore *store, const Run *rest, Run *run)
 {
-	ScanKeyData key;
+	ScanKeyData keys[3];
 	Snapshot	snapshot = snapshot_push();
-	bool		found = (id == last_delivered.id && run_fetch(store, snapshot, &last_delivered, run));
+	bool		found = (rest->delivered_id == last_delivered.id && run_fetch(store, snapshot, &last_delivered, run));
 
 	if (!found)
 	{
 		RowScan    *scan;
 		TupleTableSlot *slot;
 
-		ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-		scan = rows_scan(store->rows, OB_DELIVERY_PKEY, snapshot, ForwardScanDirection, 1, &key);
+		ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(rest->subscription_id));
+		ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(rest->low));
+		ScanKeyInit(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(rest->delivered_id));
+		scan = rows_scan(store->rows, OB_DELIVERY_PKEY, snapshot, ForwardScanDirection, 3, keys);
 		slot = rows_next(scan);
 		found = (slot != NULL);
 		if (found)
