@@ -30,8 +30,13 @@
 #define OPEN_RUNS_MAX	32
 /* A run interleaved with others ends at so many ranges. */
 #define RANGES_MAX		32
-/* While the backlog is small, consumers shall find runs of their own. */
+/*
+ * Consumers shall find runs of their own: so many runs while the backlog is small, and more
+ * before runs get longer than that.
+ */
 #define RUNS_WANTED		8
+#define SHORT_RUN		256
+#define LONG_RUNS_WANTED 32
 /* Due times in the future are rounded up, so that they share runs. */
 #define DUE_ROUNDING	(100 * 1000)
 
@@ -93,6 +98,7 @@ static int64 filing_gap(Filing *filing, int64 lower, int64 upper, int64 bite, in
 static int	first_running_after(const Frontier *frontier, int64 transaction);
 static bool running_between(const Frontier *frontier, int64 before, int64 after);
 static void file_gathered(Filing *filing, bool range_ends);
+static int	length_of_runs(int messages);
 static void target_file(Filing *filing, Target *target, int length);
 static OpenRun *open_run_for(Filing *filing, Target *target, const Gathered *message);
 static void close_run(Filing *filing, Target *target, OpenRun *open);
@@ -383,11 +389,21 @@ file_gathered(Filing *filing, bool range_ends)
 		if (target->subscription->mode == MODE_PUSHED)
 			least = Min(least, outbox_batch_size);
 		if (range_ends)
-			length = Min(length, Max(least, (rest + RUNS_WANTED - 1) / RUNS_WANTED));
+			length = Min(length, Max(least, length_of_runs(rest)));
 		target_file(filing, target, length);
 		target->n = 0;
 	}
 	filing->gathered = 0;
+}
+
+static int
+length_of_runs(int messages)
+{
+	int			wanted = (messages + RUNS_WANTED - 1) / RUNS_WANTED;
+
+	if (wanted > SHORT_RUN)
+		wanted = Max(SHORT_RUN, messages / LONG_RUNS_WANTED);
+	return wanted;
 }
 
 static void

@@ -30,7 +30,7 @@ int			outbox_max_coordinators = 2;
 int			outbox_notify_interval = 100;
 int			outbox_poll_interval = 1000;
 int			outbox_retention = 3 * 24 * 3600;
-int			outbox_run_length = 256;
+int			outbox_run_length = 1000;
 char	   *outbox_traceparent = NULL;
 int			outbox_workers = 1;
 
@@ -100,7 +100,7 @@ outbox_define_settings(void)
 			   "Whole segments of the log are removed, so that they stay up to half as long again.",
 			   &outbox_retention, 3 * 24 * 3600, 1, INT_MAX, GUC_UNIT_S);
 	define_int("outbox.run_length", "Most messages that routing files into one run.", NULL,
-			   &outbox_run_length, 256, 1, 65536, 0);
+			   &outbox_run_length, 1000, 1, 65536, 0);
 	define_user_text("outbox.traceparent", "W3C trace context of messages enqueued without one.",
 					 &outbox_traceparent);
 	define_file_int("outbox.workers", "Delivery workers for each database and role with hooks.",

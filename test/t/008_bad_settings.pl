@@ -22,7 +22,7 @@ my @numbers = grep { $_->[1] =~ /^(integer|real)$/ } @settings;
 my %expected = (
 	'outbox.lease' => 30000, 'outbox.max_active' => 300000, 'outbox.max_attempts' => 3,
 	'outbox.batch_size' => 100, 'outbox.backoff_base' => 1000, 'outbox.backoff_max' => 60000,
-	'outbox.jitter' => 0.1, 'outbox.hook_timeout' => 60000, 'outbox.run_length' => 256,
+	'outbox.jitter' => 0.1, 'outbox.hook_timeout' => 60000, 'outbox.run_length' => 1000,
 	'outbox.dedupe_window' => 3 * 24 * 3600, 'outbox.clock_offset' => 0, 'outbox.traceparent' => '');
 
 is($default{$_}, $expected{$_}, "$_: the default") for sort keys %expected;
