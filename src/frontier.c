@@ -7,7 +7,7 @@
  * pass would have ended had it not been cut short: what was in progress below it has
  * been seen running once.
  *
- * Each row names its predecessor and the name is unique: two passes from the same
+ * The id of each is its predecessor's plus one, and unique: two passes from the same
  * frontier cannot both commit, whatever happened to the routing lock.
  */
 #include "route.h"
@@ -26,7 +26,6 @@
 enum
 {
 	FRONTIER_ID = 0,
-	FRONTIER_PREDECESSOR,
 	FRONTIER_HORIZON,
 	FRONTIER_RUNNING,
 	FRONTIER_SEEN,
@@ -41,7 +40,7 @@ enum
 /* Old rows are of no use but to people: so many are kept. */
 #define FRONTIERS_KEPT 256
 
-static void append_row(int64 id, int64 predecessor, const Frontier *frontier);
+static void append_row(int64 id, const Frontier *frontier);
 static void delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to);
 
 /* The newest row; id 0 and everything else empty where there is none. */
@@ -93,7 +92,7 @@ frontier_append(const Frontier *predecessor, const Frontier *frontier)
 {
 	int64		id = Max(predecessor->id, 0) + 1;
 
-	append_row(id, predecessor->id, frontier);
+	append_row(id, frontier);
 	return id;
 }
 
@@ -107,11 +106,11 @@ frontier_append_stop(void)
 {
 	Frontier	nothing = {0};
 
-	append_row(-1, -2, &nothing);
+	append_row(-1, &nothing);
 }
 
 static void
-append_row(int64 id, int64 predecessor, const Frontier *frontier)
+append_row(int64 id, const Frontier *frontier)
 {
 	Rows	   *rows = rows_open(OB_FRONTIER, true);
 	Datum		values[FRONTIER_COLUMNS];
@@ -119,7 +118,6 @@ append_row(int64 id, int64 predecessor, const Frontier *frontier)
 
 	rows_check_columns(rows->rel, FRONTIER_COLUMNS);
 	values[FRONTIER_ID] = Int64GetDatum(id);
-	values[FRONTIER_PREDECESSOR] = Int64GetDatum(predecessor);
 	values[FRONTIER_HORIZON] = Int64GetDatum(frontier->horizon);
 	values[FRONTIER_RUNNING] = int64_array(frontier->running, frontier->n_running);
 	values[FRONTIER_SEEN] = Int64GetDatum(frontier->seen);

@@ -116,12 +116,11 @@ CREATE TABLE outbox.identity (
 );
 
 -- How far routing has come: a snapshot per pass, in transaction numbers as positions
--- have them (transaction id + offset).  Each row names its predecessor, uniquely.
+-- have them (transaction id + offset).  The id of each is its predecessor's plus one.
 --   newest  the greatest created_at of all messages routed so far: what a copy has below
 --           its horizon and is newer was not routed where the copy comes from.
 CREATE TABLE outbox.frontier (
     id                bigint      NOT NULL,
-    predecessor       bigint      NOT NULL,
     horizon           bigint      NOT NULL,
     running           bigint[]    NOT NULL,
     seen              bigint      NOT NULL,
@@ -130,8 +129,7 @@ CREATE TABLE outbox.frontier (
     database_oid      oid         NOT NULL,
     created_at        timestamptz NOT NULL,
     newest            timestamptz NOT NULL,
-    CONSTRAINT frontier_pkey PRIMARY KEY (id),
-    CONSTRAINT frontier_predecessor_key UNIQUE (predecessor)
+    CONSTRAINT frontier_pkey PRIMARY KEY (id)
 );
 
 CREATE TABLE outbox.subscription (

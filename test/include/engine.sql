@@ -90,7 +90,7 @@ CREATE FUNCTION pg_temp.broken(from_now text[] DEFAULT '{}') RETURNS SETOF text 
     SELECT format('frontier %s has no predecessor', f.id)
       FROM outbox.frontier f
      WHERE f.id <> (SELECT min(id) FROM outbox.frontier)
-       AND NOT EXISTS (SELECT FROM outbox.frontier p WHERE p.id = f.predecessor)
+       AND NOT EXISTS (SELECT FROM outbox.frontier p WHERE p.id = f.id - 1)
 $$;
 
 -- What is held: filled by INSERT INTO held SELECT * FROM outbox.claim_batch(...). The payload of a
