@@ -51,6 +51,7 @@ frontier_read(Frontier *frontier, Snapshot snapshot)
 	RowScan    *scan = rows_scan(rows, OB_FRONTIER_PKEY, snapshot, BackwardScanDirection, 0, NULL);
 	TupleTableSlot *slot = rows_next(scan);
 
+	rows_check_columns(rows->rel, FRONTIER_COLUMNS);
 	memset(frontier, 0, sizeof(*frontier));
 	if (slot != NULL)
 	{

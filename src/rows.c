@@ -153,13 +153,18 @@ rows_slot(Rows *rows)
 void
 rows_check_columns(Relation rel, int columns)
 {
-	if (RelationGetNumberOfAttributes(rel) == columns)
+	TupleDesc	desc = RelationGetDescr(rel);
+	int			found = desc->natts;
+
+	for (int i = 0; i < desc->natts; i++)
+		found -= TupleDescAttr(desc, i)->attisdropped;
+	if (desc->natts == columns && found == columns)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
-			 errdetail("It has %d columns, the extension made %d.",
-					   RelationGetNumberOfAttributes(rel), columns),
+			 errdetail("It has %d columns, %d of them dropped; the extension made %d.",
+					   desc->natts, desc->natts - found, columns),
 			 errhint("Tables of the extension cannot have other columns; keep your own in a table beside it.")));
 }
 

@@ -41,7 +41,8 @@ enum
 	SUB_LEASE,
 	SUB_MAX_ACTIVE,
 	SUB_MAX_ATTEMPTS,
-	SUB_CREATED_AT
+	SUB_CREATED_AT,
+	SUB_COLUMNS = SUB_CREATED_AT
 };
 
 typedef struct Unpark
@@ -141,11 +142,13 @@ static Subscription *
 find_row(Snapshot snapshot, const char *name, int64 id)
 {
 	Rows	   *rows = rows_open(OB_SUBSCRIPTION, false);
-	Subscription *subscription = find_again(rows, snapshot, name, id);
+	Subscription *subscription;
 	ScanKeyData key;
 	RowScan    *scan;
 	TupleTableSlot *slot;
 
+	rows_check_columns(rows->rel, SUB_COLUMNS);
+	subscription = find_again(rows, snapshot, name, id);
 	if (subscription == NULL)
 	{
 		if (name != NULL)
@@ -203,6 +206,7 @@ subscription_list(Snapshot snapshot)
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	List	   *subscriptions = NIL;
 
+	rows_check_columns(rel, SUB_COLUMNS);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		subscriptions = lappend(subscriptions, read_row(slot));
 	table_endscan(scan);

@@ -147,6 +147,34 @@ RESET enable_seqscan;
 SELECT outbox.settle_batch((SELECT DISTINCT claim_token FROM held)) = :messages AS all;
 SELECT by, name, sum(n) = :messages AS all FROM seen GROUP BY 1, 2 ORDER BY 1, 2;
 SELECT * FROM pg_temp.broken();
+
+-- Other columns do not work: an error, not a crash, whichever way the table is met.
+CREATE FUNCTION pg_temp.altered(change text) RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+    way text;
+    detail text;
+BEGIN
+    FOREACH way IN ARRAY ARRAY['outbox.enqueue(''a'', ''1'')', 'outbox.maintain()', 'outbox.claim_batch()', 'outbox.status'] LOOP
+        BEGIN
+            EXECUTE 'ALTER TABLE outbox.' || change;
+            EXECUTE 'SELECT count(*) FROM ' || way;
+            RETURN NEXT way || ' works';
+            RAISE unique_violation;
+        EXCEPTION
+            WHEN object_not_in_prerequisite_state THEN
+                GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+                RETURN NEXT format('%s: %s. %s', way, SQLERRM, detail);
+            WHEN unique_violation THEN NULL;
+        END;
+    END LOOP;
+END
+$$;
+SELECT * FROM pg_temp.altered('log_0 ADD COLUMN more text');
+SELECT * FROM pg_temp.altered('delivery ADD COLUMN more text');
+SELECT * FROM pg_temp.altered('frontier ADD COLUMN more text');
+SELECT * FROM pg_temp.altered('frontier DROP COLUMN running');
+SELECT * FROM pg_temp.altered('subscription ADD COLUMN more text');
+
 SET client_min_messages = warning;
 DROP EXTENSION outbox CASCADE;
 DROP TABLE seen, tenants;
