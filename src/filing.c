@@ -36,7 +36,7 @@
  */
 #define RUNS_WANTED		8
 #define SHORT_RUN		256
-#define LONG_RUNS_WANTED 32
+#define LONG_RUNS_WANTED 16
 /* Due times in the future are rounded up, so that they share runs. */
 #define DUE_ROUNDING	(100 * 1000)
 

@@ -42,7 +42,7 @@ SELECT count(*) FROM outbox.enqueue_batch('short', (SELECT jsonb_agg(n) FROM gen
 SELECT routed FROM outbox.maintain();
 SELECT * FROM pg_temp.runs('short');
 RESET outbox.run_length;
--- a large backlog: runs grow longer where so many of them are found that 32 are left, to outbox.run_length
+-- a large backlog: runs grow longer where so many of them are found that 16 are left, to outbox.run_length
 SELECT count(*) FROM outbox.enqueue_batch('large', (SELECT jsonb_agg(n) FROM generate_series(1, 9000) n));
 SELECT routed FROM outbox.maintain();
 SELECT * FROM pg_temp.runs('large');
