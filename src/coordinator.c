@@ -108,7 +108,8 @@ typedef struct Coordinator
 	bool		asked;			/* it was a commit that asked for this turn */
 	TimestampTz leases_at;		/* when the first leases were last looked for */
 	bool		leases;			/* in this turn they are */
-	bool		leases_owed;	/* there have been commits since */
+	TimestampTz leases_until;	/* so far, by the clock of leases */
+	bool		leases_owed;	/* there have been commits since, or not all were looked at */
 	int64		poll;
 	int64		gather;
 } Coordinator;
@@ -281,24 +282,29 @@ turn(Coordinator *coordinator)
 }
 
 /*
- * Whether the first leases are looked for in this turn; if not, and there have been commits
- * since they were, another turn comes in time.  Who makes room for another database's
- * coordinator looks, since he leaves behind when he is needed again.
+ * Whether the first leases are looked for in this turn, and how far.  Where commits keep
+ * coming only what ends before the next look is looked for; whatever was left out is looked
+ * for when they have ceased: another turn comes in time.  Who makes room for another
+ * database's coordinator looks, since he leaves behind when he is needed again.
  */
 static void
 plan_leases(Coordinator *coordinator, uint32 why)
 {
+	bool		leaving = worker_should_make_room(coordinator->slot);
 	TimestampTz due = coordinator->leases_at + LEASES_PAUSE;
 
 	coordinator->leases_owed |= coordinator->asked;
-	coordinator->leases = (why & WORK_LOOK) != 0 || coordinator->turn_began >= due ||
-		worker_should_make_room(coordinator->slot);
+	coordinator->leases = (why & WORK_LOOK) != 0 || coordinator->turn_began >= due || leaving;
 	if (coordinator->leases)
 	{
+		bool		busy = coordinator->asked && !leaving && coordinator->turn_began < due + LEASES_PAUSE;
+
+		coordinator->leases_until = busy ? clock_now() + 2 * LEASES_PAUSE : DT_NOEND;
 		coordinator->leases_at = coordinator->turn_began;
-		coordinator->leases_owed = false;
+		coordinator->leases_owed = busy;
+		due = coordinator->leases_at + LEASES_PAUSE;
 	}
-	else if (coordinator->leases_owed)
+	if (coordinator->leases_owed)
 		coordinator->deadline = due;
 }
 
@@ -492,7 +498,7 @@ look_after(Coordinator *coordinator, Subscription *subscription, bool news, List
 /*
  * When the first lease ends.  Behind an open snapshot the leases that were settled in time
  * stay in the index until they would have ended, and no floor is above the clock: so the
- * walk over them is not for each turn.
+ * walk over them is not for each turn, and not to their end.
  */
 static void
 look_at_leases(Coordinator *coordinator, Told *told, RunStore *store, Snapshot snapshot)
@@ -503,7 +509,8 @@ look_at_leases(Coordinator *coordinator, Told *told, RunStore *store, Snapshot s
 	if (coordinator->leases || told->lease_end <= now)
 	{
 		floor_begin(&floor, told->subscription_id, FLOOR_LEASE);
-		told->lease_end = first_time(runs_leased(store, snapshot, told->subscription_id, floor.start, DT_NOEND), true);
+		told->lease_end = first_time(runs_leased(store, snapshot, told->subscription_id, floor.start,
+												   coordinator->leases_until), true);
 	}
 	/* one that has ended and is still there is held by a settlement that goes on */
 	meet(coordinator, told->lease_end <= now ? now + HELD_PAUSE : told->lease_end);
