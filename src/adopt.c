@@ -238,6 +238,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	if (!needs_adoption(&stored))
 		PG_RETURN_BOOL(false);	/* and nobody was made to wait */
 
+	advance_sequences();		/* reads all deliveries: before producers have to wait */
 	log_lock(ShareRowExclusiveLock);
 	routing_lock_wait();
 
@@ -249,7 +250,6 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	}
 	segments_strike_out();		/* what another cluster has decided means nothing here */
 	enable_triggers_always();
-	advance_sequences();
 	move_strays(&stored);
 	identity_take_over(true);
 	(void) identity_ensure();

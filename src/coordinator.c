@@ -117,6 +117,7 @@ typedef struct Coordinator
 static bool gather(Coordinator *coordinator);
 static void turn(Coordinator *coordinator);
 static void plan_leases(Coordinator *coordinator, uint32 why);
+static void leases_looked_at(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
 static void forget_database(Coordinator *coordinator);
 static bool tell_of_copy(Coordinator *coordinator, bool copy);
@@ -257,7 +258,7 @@ turn(Coordinator *coordinator)
 	/* what is committed from here on sets it again */
 	why = pg_atomic_exchange_u32(&database->work, 0);
 	coordinator->enqueued |= ((why & WORK_ENQUEUED) != 0);
-	coordinator->ready = ((why & WORK_READY) != 0);
+	coordinator->ready |= ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	coordinator->asked = (why != 0);
 	plan_leases(coordinator, why);
@@ -293,19 +294,26 @@ plan_leases(Coordinator *coordinator, uint32 why)
 	bool		leaving = worker_should_make_room(coordinator->slot);
 	TimestampTz due = coordinator->leases_at + LEASES_PAUSE;
 
-	coordinator->leases_owed |= coordinator->asked;
 	coordinator->leases = (why & WORK_LOOK) != 0 || coordinator->turn_began >= due || leaving;
+	coordinator->leases_owed |= coordinator->asked || coordinator->leases;
 	if (coordinator->leases)
 	{
 		bool		busy = coordinator->asked && !leaving && coordinator->turn_began < due + LEASES_PAUSE;
 
 		coordinator->leases_until = busy ? clock_now() + 2 * LEASES_PAUSE : DT_NOEND;
-		coordinator->leases_at = coordinator->turn_began;
-		coordinator->leases_owed = busy;
-		due = coordinator->leases_at + LEASES_PAUSE;
 	}
-	if (coordinator->leases_owed)
+	else if (coordinator->leases_owed)
 		coordinator->deadline = due;
+}
+
+/* They were looked for in this turn: it had not to end before. */
+static void
+leases_looked_at(Coordinator *coordinator)
+{
+	coordinator->leases_at = coordinator->turn_began;
+	coordinator->leases_owed = (coordinator->leases_until != DT_NOEND);
+	if (coordinator->leases_owed)
+		coordinator->deadline = Min(coordinator->deadline, coordinator->leases_at + LEASES_PAUSE);
 }
 
 /*
@@ -366,6 +374,9 @@ work(Coordinator *coordinator, List **ready_roles)
 	coordinator->pushes = false;
 	foreach(cell, subscriptions)
 		look_after(coordinator, lfirst(cell), routed > 0 || coordinator->ready, ready_roles);
+	coordinator->ready = false;
+	if (coordinator->leases)
+		leases_looked_at(coordinator);
 	forget_removed(coordinator);
 	if (coordinator->turn_began - coordinator->dedupe_at > USECS_PER_SEC)
 	{

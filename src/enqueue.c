@@ -242,7 +242,7 @@ writer_open(LogWriter *writer)
 
 	memset(writer, 0, sizeof(*writer));
 	writer->rel = open_segment();
-	rows_check_columns(writer->rel, LOG_COLUMNS);
+	rows_check_columns(writer->rel, LOG_COLUMNS, "ordering_key");
 	oids = RelationGetIndexList(writer->rel);
 	writer->indexes = palloc(list_length(oids) * sizeof(Relation));
 	writer->infos = palloc(list_length(oids) * sizeof(IndexInfo *));

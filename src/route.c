@@ -41,6 +41,7 @@
 
 /* A pass ends at the first transaction boundary after so many rows. */
 #define ROUTE_BITE 10000
+#define SELF_ROUTED_COLUMNS 3	/* subscription_id, lower, upper */
 /*
  * One claim goes over at most so many: where few match and the caller has a time limit,
  * it would otherwise lose all of its passes, and begin again, for ever.
@@ -254,6 +255,7 @@ self_routed_scan(Rows *rows, Snapshot snapshot, int64 bottom)
 {
 	ScanKeyData key;
 
+	rows_check_columns(rows->rel, SELF_ROUTED_COLUMNS, "upper");
 	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(bottom));
 	return rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 1, &key);
 }
@@ -453,8 +455,8 @@ route_own(Subscription *subscription, int64 wanted)
 	filing_end(filing);
 	if (lower < upper)
 	{
-		Datum		values[3] = {Int64GetDatum(subscription->id), Int64GetDatum(lower), Int64GetDatum(upper)};
-		bool		nulls[3] = {false};
+		Datum		values[SELF_ROUTED_COLUMNS] = {Int64GetDatum(subscription->id), Int64GetDatum(lower), Int64GetDatum(upper)};
+		bool		nulls[SELF_ROUTED_COLUMNS] = {false};
 
 		rows_insert(rows, values, nulls, NULL);
 	}

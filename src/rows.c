@@ -151,21 +151,23 @@ rows_slot(Rows *rows)
 
 /* The arrays have the columns that the install script made. */
 void
-rows_check_columns(Relation rel, int columns)
+rows_check_columns(Relation rel, int columns, const char *last)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 	int			found = desc->natts;
 
 	for (int i = 0; i < desc->natts; i++)
 		found -= TupleDescAttr(desc, i)->attisdropped;
-	if (desc->natts == columns && found == columns)
+	if (desc->natts == columns && found == columns &&
+		strcmp(NameStr(TupleDescAttr(desc, columns - 1)->attname), last) == 0)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
-			 errdetail("It has %d columns, %d of them dropped; the extension made %d.",
-					   desc->natts, desc->natts - found, columns),
-			 errhint("Tables of the extension cannot have other columns; keep your own in a table beside it.")));
+			 errdetail("It has %d columns, %d of them dropped; the extension made %d, the last one \"%s\".",
+					   desc->natts, desc->natts - found, columns, last),
+			 errhint("Tables of the extension cannot have other columns: keep your own in a table beside it."
+					 " After an upgrade of the library, run ALTER EXTENSION outbox UPDATE.")));
 }
 
 static void

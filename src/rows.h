@@ -40,7 +40,8 @@ extern Rows *rows_open(OutboxObject table, bool writing);
 extern Rows *rows_open_oid(Oid table, bool writing);
 extern TupleTableSlot *rows_slot(Rows *rows);
 /* 55000 where somebody has added or dropped columns */
-extern void rows_check_columns(Relation rel, int columns);
+/* an error unless it has so many columns, and the last one that name */
+extern void rows_check_columns(Relation rel, int columns, const char *last);
 extern void rows_close(Rows *rows);
 /* Each makes its change visible to the next snapshot of this transaction. */
 extern void rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid);

@@ -103,7 +103,7 @@ runs_open(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, true);
-	rows_check_columns(store->rows->rel, RUN_COLUMNS);
+	rows_check_columns(store->rows->rel, RUN_COLUMNS, "last_error");
 	store->not_before = floor_pin();
 	return store;
 }
@@ -115,7 +115,7 @@ runs_open_for_reading(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, false);
-	rows_check_columns(store->rows->rel, RUN_COLUMNS);
+	rows_check_columns(store->rows->rel, RUN_COLUMNS, "last_error");
 	store->not_before = DT_NOBEGIN;
 	return store;
 }
@@ -547,7 +547,8 @@ run_find_collector(RunStore *store, const Run *rest, Run *run)
 {
 	ScanKeyData keys[3];
 	Snapshot	snapshot = snapshot_push();
-	bool		found = (rest->delivered_id == last_delivered.id && run_fetch(store, snapshot, &last_delivered, run));
+	bool		found = (rest->delivered_id == last_delivered.id && run_fetch(store, snapshot, &last_delivered, run) &&
+						 run->subscription_id == rest->subscription_id && run->low == rest->low);
 
 	if (!found)
 	{
@@ -565,7 +566,7 @@ run_find_collector(RunStore *store, const Run *rest, Run *run)
 		rows_scan_end(scan);
 	}
 	snapshot_pop();
-	return found;
+	return found && run->state == RUN_DELIVERED;
 }
 
 void

@@ -147,7 +147,7 @@ find_row(Snapshot snapshot, const char *name, int64 id)
 	RowScan    *scan;
 	TupleTableSlot *slot;
 
-	rows_check_columns(rows->rel, SUB_COLUMNS);
+	rows_check_columns(rows->rel, SUB_COLUMNS, "created_at");
 	subscription = find_again(rows, snapshot, name, id);
 	if (subscription == NULL)
 	{
@@ -206,7 +206,7 @@ subscription_list(Snapshot snapshot)
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	List	   *subscriptions = NIL;
 
-	rows_check_columns(rel, SUB_COLUMNS);
+	rows_check_columns(rel, SUB_COLUMNS, "created_at");
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		subscriptions = lappend(subscriptions, read_row(slot));
 	table_endscan(scan);

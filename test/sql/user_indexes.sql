@@ -173,7 +173,9 @@ SELECT * FROM pg_temp.altered('log_0 ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('delivery ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('frontier ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('frontier DROP COLUMN running');
+SELECT * FROM pg_temp.altered('frontier RENAME COLUMN newest TO oldest');
 SELECT * FROM pg_temp.altered('subscription ADD COLUMN more text');
+SELECT * FROM pg_temp.altered('self_routed ADD COLUMN more text NOT NULL DEFAULT $$q$$');
 
 SET client_min_messages = warning;
 DROP EXTENSION outbox CASCADE;
