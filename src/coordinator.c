@@ -71,6 +71,8 @@
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
 /* The first leases are looked for so often; of one that ends within seconds a commit tells. */
 #define LEASES_PAUSE	(500 * 1000)
+/* Who has not looked for so long looks at all of them: a commit now and then costs one turn. */
+#define LEASES_RECENT	(5 * USECS_PER_SEC)
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
@@ -106,6 +108,7 @@ typedef struct Coordinator
 	bool		roles;			/* some may have been renamed */
 	bool		pushes;			/* some subscription has hooks */
 	bool		asked;			/* it was a commit that asked for this turn */
+	TimestampTz asked_at;		/* the last turn for which one did */
 	TimestampTz leases_at;		/* when the first leases were last looked for */
 	bool		leases;			/* in this turn they are */
 	TimestampTz leases_until;	/* so far, by the clock of leases */
@@ -261,6 +264,8 @@ turn(Coordinator *coordinator)
 	coordinator->ready |= ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	coordinator->asked = (why != 0);
+	if (coordinator->asked)
+		coordinator->asked_at = coordinator->turn_began;
 	plan_leases(coordinator, why);
 	if (coordinator->asked)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
@@ -298,7 +303,8 @@ plan_leases(Coordinator *coordinator, uint32 why)
 	coordinator->leases_owed |= coordinator->asked || coordinator->leases;
 	if (coordinator->leases)
 	{
-		bool		busy = coordinator->asked && !leaving && coordinator->turn_began < due + LEASES_PAUSE;
+		bool		busy = !leaving && coordinator->turn_began - coordinator->asked_at < LEASES_PAUSE &&
+			coordinator->turn_began - coordinator->leases_at < LEASES_RECENT;
 
 		coordinator->leases_until = busy ? clock_now() + 2 * LEASES_PAUSE : DT_NOEND;
 	}
