@@ -71,8 +71,7 @@
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
 /* The first leases are looked for so often; of one that ends within seconds a commit tells. */
 #define LEASES_PAUSE	(500 * 1000)
-/* Who has not looked for so long looks at all of them: a commit now and then costs one turn. */
-#define LEASES_RECENT	(5 * USECS_PER_SEC)
+#define LEASES_RECENT	(5 * USECS_PER_SEC)	/* who has not looked for so long looks at all of them */
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
@@ -312,7 +311,7 @@ plan_leases(Coordinator *coordinator, uint32 why)
 		coordinator->deadline = due;
 }
 
-/* They were looked for in this turn: it had not to end before. */
+/* They were: the turn had not to end before. */
 static void
 leases_looked_at(Coordinator *coordinator)
 {
