@@ -296,19 +296,17 @@ static void
 plan_leases(Coordinator *coordinator, uint32 why)
 {
 	bool		leaving = worker_should_make_room(coordinator->slot);
-	TimestampTz due = coordinator->leases_at + LEASES_PAUSE;
+	bool		recent = coordinator->turn_began - coordinator->leases_at < LEASES_RECENT;
+	TimestampTz quiet = Max(coordinator->leases_at, coordinator->asked_at) + LEASES_PAUSE;
+	TimestampTz due = coordinator->asked ? coordinator->leases_at + LEASES_PAUSE : quiet;
 
 	coordinator->leases = (why & WORK_LOOK) != 0 || coordinator->turn_began >= due || leaving;
 	coordinator->leases_owed |= coordinator->asked || coordinator->leases;
 	if (coordinator->leases)
-	{
-		bool		busy = !leaving && coordinator->turn_began - coordinator->asked_at < LEASES_PAUSE &&
-			coordinator->turn_began - coordinator->leases_at < LEASES_RECENT;
-
-		coordinator->leases_until = busy ? clock_now() + 2 * LEASES_PAUSE : DT_NOEND;
-	}
+		coordinator->leases_until = coordinator->asked && recent && !leaving ?
+			clock_now() + 2 * LEASES_PAUSE : DT_NOEND;
 	else if (coordinator->leases_owed)
-		coordinator->deadline = due;
+		coordinator->deadline = quiet;
 }
 
 /* They were: the turn had not to end before. */
