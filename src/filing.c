@@ -399,11 +399,7 @@ file_gathered(Filing *filing, bool range_ends)
 static int
 length_of_runs(int messages)
 {
-	int			wanted = (messages + RUNS_WANTED - 1) / RUNS_WANTED;
-
-	if (wanted > SHORT_RUN)
-		wanted = Max(SHORT_RUN, messages / LONG_RUNS_WANTED);
-	return wanted;
+	return Max(Min((messages + RUNS_WANTED - 1) / RUNS_WANTED, SHORT_RUN), messages / LONG_RUNS_WANTED);
 }
 
 static void

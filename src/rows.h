@@ -39,8 +39,7 @@ typedef struct RowScan
 extern Rows *rows_open(OutboxObject table, bool writing);
 extern Rows *rows_open_oid(Oid table, bool writing);
 extern TupleTableSlot *rows_slot(Rows *rows);
-/* 55000 where somebody has added or dropped columns */
-/* an error unless it has so many columns, and the last one that name */
+/* 55000 unless it has so many columns, none of them dropped, and the last one that name */
 extern void rows_check_columns(Relation rel, int columns, const char *last);
 extern void rows_close(Rows *rows);
 /* Each makes its change visible to the next snapshot of this transaction. */

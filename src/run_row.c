@@ -541,7 +541,7 @@ run_lock(RunStore *store, Run *run, LockWaitPolicy wait)
 	}
 }
 
-/* The row that collects what was delivered of "rest", with the same "low"; false where it is not there. */
+/* The row that collects what was delivered of "rest", with the same "low"; false where there is none. */
 bool
 run_find_collector(RunStore *store, const Run *rest, Run *run)
 {
