@@ -127,7 +127,7 @@ open_for_stray(Stray *stray, Oid segment)
 		return;
 	if (stray->rows != NULL)
 		rows_close(stray->rows);
-	stray->rows = rows_open_oid(segment, true);
+	stray->rows = rows_open_segment(segment);
 }
 
 static bool

@@ -63,6 +63,27 @@ static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_CLAIMED_MESSAGE_TYPE] = "claimed_message",
 };
 
+/* How many columns the install script makes, and the last of them. */
+static const struct
+{
+	int			count;
+	const char *last;
+}			table_columns[] = {
+	[OB_LOG_0] = {19, "ordering_key"},
+	[OB_LOG_1] = {19, "ordering_key"},
+	[OB_LOG_2] = {19, "ordering_key"},
+	[OB_LOG_KEPT] = {19, "ordering_key"},
+	[OB_SEGMENT] = {8, "sweep_from"},
+	[OB_IDENTITY] = {6, "in_use"},
+	[OB_FRONTIER] = {9, "newest"},
+	[OB_SUBSCRIPTION] = {10, "created_at"},
+	[OB_HANDLER] = {16, "created_at"},
+	[OB_DELIVERY] = {19, "last_error"},
+	[OB_SELF_ROUTED] = {3, "upper"},
+	[OB_DEDUPE] = {4, "expires_at"},
+	[OB_ACCESS] = {4, "subscription"},
+};
+
 static Oid	extension_oid = InvalidOid;
 static Oid	object_oids[OUTBOX_OBJECTS];
 static TupleDesc row_types[OUTBOX_OBJECTS];
@@ -151,6 +172,31 @@ outbox_oid(OutboxObject object)
 				 errhint("Restore it, or create the extension again.")));
 	object_oids[object] = found;
 	return found;
+}
+
+/*
+ * Whoever reads or writes a table by the numbers of its columns asks first: of a table
+ * that somebody altered, or that is older than the library, he would take one for another.
+ */
+void
+outbox_check_columns(OutboxObject table, Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	int			count = table_columns[table].count;
+	int			found = desc->natts;
+
+	for (int i = 0; i < desc->natts; i++)
+		found -= TupleDescAttr(desc, i)->attisdropped;
+	if (desc->natts == count && found == count &&
+		strcmp(NameStr(TupleDescAttr(desc, count - 1)->attname), table_columns[table].last) == 0)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
+			 errdetail("It has %d columns, %d of them dropped; the extension made %d, the last one \"%s\".",
+					   desc->natts, desc->natts - found, count, table_columns[table].last),
+			 errhint("Tables of the extension cannot have other columns: keep your own in a table beside it."
+					 " After an upgrade of the library, run ALTER EXTENSION outbox UPDATE.")));
 }
 
 /* The tables' owner: as REASSIGN OWNED leaves it. */

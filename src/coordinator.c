@@ -69,9 +69,6 @@
 /* Somebody else routes, or alters the extension: look again soon. */
 #define BUSY_PAUSE		(20 * 1000)
 #define HELD_PAUSE		(1 * USECS_PER_SEC)
-/* The first leases are looked for so often; of one that ends within seconds a commit tells. */
-#define LEASES_PAUSE	(500 * 1000)
-#define LEASES_RECENT	(5 * USECS_PER_SEC)	/* who has not looked for so long looks at all of them */
 #define FIRST_ROWS_GRACE (60 * USECS_PER_SEC)
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
@@ -107,19 +104,13 @@ typedef struct Coordinator
 	bool		roles;			/* some may have been renamed */
 	bool		pushes;			/* some subscription has hooks */
 	bool		asked;			/* it was a commit that asked for this turn */
-	TimestampTz asked_at;		/* the last turn for which one did */
-	TimestampTz leases_at;		/* when the first leases were last looked for */
-	bool		leases;			/* in this turn they are */
-	TimestampTz leases_until;	/* so far, by the clock of leases */
-	bool		leases_owed;	/* there have been commits since, or not all were looked at */
+	LeaseLook	leases;
 	int64		poll;
 	int64		gather;
 } Coordinator;
 
 static bool gather(Coordinator *coordinator);
 static void turn(Coordinator *coordinator);
-static void plan_leases(Coordinator *coordinator, uint32 why);
-static void leases_looked_at(Coordinator *coordinator);
 static bool work(Coordinator *coordinator, List **ready_roles);
 static void forget_database(Coordinator *coordinator);
 static bool tell_of_copy(Coordinator *coordinator, bool copy);
@@ -254,7 +245,6 @@ turn(Coordinator *coordinator)
 	bool		complete;
 
 	coordinator->turn_began = clock_machine();
-	coordinator->deadline = DT_NOEND;
 	coordinator->more = false;
 	pg_atomic_write_u64(&database->passes_begun, passes);
 	/* what is committed from here on sets it again */
@@ -263,9 +253,8 @@ turn(Coordinator *coordinator)
 	coordinator->ready |= ((why & WORK_READY) != 0);
 	coordinator->roles |= ((why & WORK_ROLES) != 0);
 	coordinator->asked = (why != 0);
-	if (coordinator->asked)
-		coordinator->asked_at = coordinator->turn_began;
-	plan_leases(coordinator, why);
+	coordinator->deadline = lease_look_plan(&coordinator->leases, coordinator->turn_began, coordinator->asked,
+											(why & WORK_LOOK) != 0, worker_should_make_room(coordinator->slot));
 	if (coordinator->asked)
 		pg_atomic_write_u64(&coordinator->slot->idle_since, (uint64) coordinator->turn_began);
 
@@ -284,39 +273,6 @@ turn(Coordinator *coordinator)
 		coordinator->deadline = Min(coordinator->deadline, start_pushers(MyDatabaseId, ready_roles));
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(coordinator->turn_context);
-}
-
-/*
- * Whether the first leases are looked for in this turn, and how far.  Where commits keep
- * coming only what ends before the next look is looked for; whatever was left out is looked
- * for when they have ceased: another turn comes in time.  Who makes room for another
- * database's coordinator looks, since he leaves behind when he is needed again.
- */
-static void
-plan_leases(Coordinator *coordinator, uint32 why)
-{
-	bool		leaving = worker_should_make_room(coordinator->slot);
-	bool		recent = coordinator->turn_began - coordinator->leases_at < LEASES_RECENT;
-	TimestampTz quiet = Max(coordinator->leases_at, coordinator->asked_at) + LEASES_PAUSE;
-	TimestampTz due = coordinator->asked ? coordinator->leases_at + LEASES_PAUSE : quiet;
-
-	coordinator->leases = (why & WORK_LOOK) != 0 || coordinator->turn_began >= due || leaving;
-	coordinator->leases_owed |= coordinator->asked || coordinator->leases;
-	if (coordinator->leases)
-		coordinator->leases_until = coordinator->asked && recent && !leaving ?
-			clock_now() + 2 * LEASES_PAUSE : DT_NOEND;
-	else if (coordinator->leases_owed)
-		coordinator->deadline = quiet;
-}
-
-/* They were: the turn had not to end before. */
-static void
-leases_looked_at(Coordinator *coordinator)
-{
-	coordinator->leases_at = coordinator->turn_began;
-	coordinator->leases_owed = (coordinator->leases_until != DT_NOEND);
-	if (coordinator->leases_owed)
-		coordinator->deadline = Min(coordinator->deadline, coordinator->leases_at + LEASES_PAUSE);
 }
 
 /*
@@ -378,8 +334,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	foreach(cell, subscriptions)
 		look_after(coordinator, lfirst(cell), routed > 0 || coordinator->ready, ready_roles);
 	coordinator->ready = false;
-	if (coordinator->leases)
-		leases_looked_at(coordinator);
+	coordinator->deadline = Min(coordinator->deadline, lease_look_done(&coordinator->leases));
 	forget_removed(coordinator);
 	if (coordinator->turn_began - coordinator->dedupe_at > USECS_PER_SEC)
 	{
@@ -520,11 +475,11 @@ look_at_leases(Coordinator *coordinator, Told *told, RunStore *store, Snapshot s
 	TimestampTz now = clock_now();
 	FloorScan	floor;
 
-	if (coordinator->leases || told->lease_end <= now)
+	if (coordinator->leases.now || told->lease_end <= now)
 	{
 		floor_begin(&floor, told->subscription_id, FLOOR_LEASE);
 		told->lease_end = first_time(runs_leased(store, snapshot, told->subscription_id, floor.start,
-												   coordinator->leases_until), true);
+												   coordinator->leases.until), true);
 	}
 	/* one that has ended and is still there is held by a settlement that goes on */
 	meet(coordinator, told->lease_end <= now ? now + HELD_PAUSE : told->lease_end);

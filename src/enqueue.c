@@ -242,7 +242,7 @@ writer_open(LogWriter *writer)
 
 	memset(writer, 0, sizeof(*writer));
 	writer->rel = open_segment();
-	rows_check_columns(writer->rel, LOG_COLUMNS, "ordering_key");
+	outbox_check_columns(OB_LOG_KEPT, writer->rel);
 	oids = RelationGetIndexList(writer->rel);
 	writer->indexes = palloc(list_length(oids) * sizeof(Relation));
 	writer->infos = palloc(list_length(oids) * sizeof(IndexInfo *));
@@ -258,7 +258,7 @@ writer_open(LogWriter *writer)
 	}
 	writer->slot = MakeSingleTupleTableSlot(RelationGetDescr(writer->rel), &TTSOpsHeapTuple);
 	if (!writer->plain)
-		writer->rows = rows_open_oid(RelationGetRelid(writer->rel), true);
+		writer->rows = rows_open_segment(RelationGetRelid(writer->rel));
 }
 
 static void

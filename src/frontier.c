@@ -51,7 +51,6 @@ frontier_read(Frontier *frontier, Snapshot snapshot)
 	RowScan    *scan = rows_scan(rows, OB_FRONTIER_PKEY, snapshot, BackwardScanDirection, 0, NULL);
 	TupleTableSlot *slot = rows_next(scan);
 
-	rows_check_columns(rows->rel, FRONTIER_COLUMNS, "newest");
 	memset(frontier, 0, sizeof(*frontier));
 	if (slot != NULL)
 	{
@@ -117,7 +116,6 @@ append_row(int64 id, const Frontier *frontier)
 	Datum		values[FRONTIER_COLUMNS];
 	bool		nulls[FRONTIER_COLUMNS] = {false};
 
-	rows_check_columns(rows->rel, FRONTIER_COLUMNS, "newest");
 	values[FRONTIER_ID] = Int64GetDatum(id);
 	values[FRONTIER_HORIZON] = Int64GetDatum(frontier->horizon);
 	values[FRONTIER_RUNNING] = int64_array(frontier->running, frontier->n_running);

@@ -119,7 +119,6 @@ write_row(Rows *rows, ItemPointer old, int64 offset, bool in_use)
 	Datum		values[IDENTITY_COLUMNS];
 	bool		nulls[IDENTITY_COLUMNS] = {false};
 
-	rows_check_columns(rows->rel, IDENTITY_COLUMNS, "in_use");
 	values[IDENTITY_SINGLETON] = BoolGetDatum(true);
 	values[IDENTITY_SYSTEM_IDENTIFIER] = Int64GetDatum(system_identifier());
 	values[IDENTITY_DATABASE_OID] = ObjectIdGetDatum(MyDatabaseId);

@@ -255,7 +255,6 @@ self_routed_scan(Rows *rows, Snapshot snapshot, int64 bottom)
 {
 	ScanKeyData key;
 
-	rows_check_columns(rows->rel, SELF_ROUTED_COLUMNS, "upper");
 	ScanKeyInit(&key, 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(bottom));
 	return rows_scan(rows, OB_SELF_ROUTED_PKEY, snapshot, ForwardScanDirection, 1, &key);
 }

@@ -23,6 +23,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+static Rows *open_table(OutboxObject table, Oid oid, bool writing);
 static bool needs_executor(Relation rel);
 static void executor_open(Rows *rows);
 static void executor_close(Rows *rows);
@@ -38,11 +39,18 @@ static void written(Rows *rows);
 Rows *
 rows_open(OutboxObject table, bool writing)
 {
-	return rows_open_oid(outbox_oid(table), writing);
+	return open_table(table, outbox_oid(table), writing);
 }
 
+/* A segment of the log, for writing. */
 Rows *
-rows_open_oid(Oid table, bool writing)
+rows_open_segment(Oid segment)
+{
+	return open_table(OB_LOG_KEPT, segment, true);
+}
+
+static Rows *
+open_table(OutboxObject table, Oid oid, bool writing)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox rows",
 												  ALLOCSET_SMALL_SIZES);
@@ -51,7 +59,8 @@ rows_open_oid(Oid table, bool writing)
 
 	rows->context = context;
 	rows->lockmode = writing ? RowExclusiveLock : AccessShareLock;
-	rows->rel = table_open(table, rows->lockmode);
+	rows->rel = table_open(oid, rows->lockmode);
+	outbox_check_columns(table, rows->rel);
 	rows->writing = writing;
 	if (writing && needs_executor(rows->rel))
 	{
@@ -147,27 +156,6 @@ rows_slot(Rows *rows)
 		MemoryContextSwitchTo(caller);
 	}
 	return rows->slot;
-}
-
-/* The arrays have the columns that the install script made. */
-void
-rows_check_columns(Relation rel, int columns, const char *last)
-{
-	TupleDesc	desc = RelationGetDescr(rel);
-	int			found = desc->natts;
-
-	for (int i = 0; i < desc->natts; i++)
-		found -= TupleDescAttr(desc, i)->attisdropped;
-	if (desc->natts == columns && found == columns &&
-		strcmp(NameStr(TupleDescAttr(desc, columns - 1)->attname), last) == 0)
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
-			 errdetail("It has %d columns, %d of them dropped; the extension made %d, the last one \"%s\".",
-					   desc->natts, desc->natts - found, columns, last),
-			 errhint("Tables of the extension cannot have other columns: keep your own in a table beside it."
-					 " After an upgrade of the library, run ALTER EXTENSION outbox UPDATE.")));
 }
 
 static void

@@ -37,10 +37,8 @@ typedef struct RowScan
 } RowScan;
 
 extern Rows *rows_open(OutboxObject table, bool writing);
-extern Rows *rows_open_oid(Oid table, bool writing);
+extern Rows *rows_open_segment(Oid segment);
 extern TupleTableSlot *rows_slot(Rows *rows);
-/* 55000 unless it has so many columns, none of them dropped, and the last one that name */
-extern void rows_check_columns(Relation rel, int columns, const char *last);
 extern void rows_close(Rows *rows);
 /* Each makes its change visible to the next snapshot of this transaction. */
 extern void rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid);

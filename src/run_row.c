@@ -103,7 +103,6 @@ runs_open(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, true);
-	rows_check_columns(store->rows->rel, RUN_COLUMNS, "last_error");
 	store->not_before = floor_pin();
 	return store;
 }
@@ -115,7 +114,6 @@ runs_open_for_reading(void)
 	RunStore   *store = palloc(sizeof(RunStore));
 
 	store->rows = rows_open(OB_DELIVERY, false);
-	rows_check_columns(store->rows->rel, RUN_COLUMNS, "last_error");
 	store->not_before = DT_NOBEGIN;
 	return store;
 }

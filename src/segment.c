@@ -67,7 +67,6 @@ read_rows(Rows *rows, SegmentState *states, ItemPointerData *tids, bool *stored)
 
 	memset(states, 0, RING_SEGMENTS * sizeof(SegmentState));
 	memset(stored, false, RING_SEGMENTS * sizeof(bool));
-	rows_check_columns(rows->rel, SEGMENT_COLUMNS, "sweep_from");
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
 		SegmentState *state;

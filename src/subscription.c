@@ -41,8 +41,7 @@ enum
 	SUB_LEASE,
 	SUB_MAX_ACTIVE,
 	SUB_MAX_ATTEMPTS,
-	SUB_CREATED_AT,
-	SUB_COLUMNS = SUB_CREATED_AT
+	SUB_CREATED_AT
 };
 
 typedef struct Unpark
@@ -147,7 +146,6 @@ find_row(Snapshot snapshot, const char *name, int64 id)
 	RowScan    *scan;
 	TupleTableSlot *slot;
 
-	rows_check_columns(rows->rel, SUB_COLUMNS, "created_at");
 	subscription = find_again(rows, snapshot, name, id);
 	if (subscription == NULL)
 	{
@@ -206,7 +204,7 @@ subscription_list(Snapshot snapshot)
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	List	   *subscriptions = NIL;
 
-	rows_check_columns(rel, SUB_COLUMNS, "created_at");
+	outbox_check_columns(OB_SUBSCRIPTION, rel);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		subscriptions = lappend(subscriptions, read_row(slot));
 	table_endscan(scan);

@@ -199,6 +199,20 @@ extern bool wake_and_wait_for_pass(int wait_ms);
 /* pushers.c */
 /* history.c: outside of a transaction, which it begins and ends where it is due; when it is due again */
 extern TimestampTz history_turn(TimestampTz due);
+/* lease_look.c: when the coordinator looks for the leases that end first, and how far */
+typedef struct LeaseLook
+{
+	bool		now;			/* in this turn */
+	TimestampTz until;			/* so far, by the clock of leases */
+	bool		owed;			/* commits have come since the last one, or it was not to the end */
+	TimestampTz turn;			/* when this turn began, by the machine's clock */
+	TimestampTz looked_at;		/* the turn that looked last */
+	TimestampTz asked_at;		/* the last turn for which a commit asked */
+} LeaseLook;
+/* a turn begins; returns when there has to be another one for a look that is owed */
+extern TimestampTz lease_look_plan(LeaseLook *look, TimestampTz turn, bool asked, bool told, bool leaving);
+/* it came to its end; returns the same */
+extern TimestampTz lease_look_done(LeaseLook *look);
 extern TimestampTz start_pushers(Oid database, List *roles);
 extern TimestampTz end_stuck_hooks(Oid database);
 extern bool role_may_push(Oid role);

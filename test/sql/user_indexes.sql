@@ -154,10 +154,11 @@ DECLARE
     way text;
     detail text;
 BEGIN
-    FOREACH way IN ARRAY ARRAY['outbox.enqueue(''a'', ''1'')', 'outbox.maintain()', 'outbox.claim_batch()', 'outbox.status'] LOOP
+    FOREACH way IN ARRAY ARRAY['outbox.enqueue(''a'', ''1'')', 'outbox.maintain()', 'outbox.claim_batch()', 'outbox.status',
+                            'outbox.handler_states()'] LOOP
         BEGIN
             EXECUTE 'ALTER TABLE outbox.' || change;
-            EXECUTE 'SELECT count(*) FROM ' || way;
+            EXECUTE 'SELECT count(t) FROM ' || way || ' t';
             RETURN NEXT way || ' works';
             RAISE unique_violation;
         EXCEPTION
@@ -175,6 +176,9 @@ SELECT * FROM pg_temp.altered('frontier ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('frontier DROP COLUMN running');
 SELECT * FROM pg_temp.altered('frontier RENAME COLUMN newest TO oldest');
 SELECT * FROM pg_temp.altered('subscription ADD COLUMN more text');
+SELECT * FROM pg_temp.altered('identity DROP COLUMN in_use');
+SELECT * FROM pg_temp.altered('segment ADD COLUMN more text');
+SELECT * FROM pg_temp.altered('handler ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('self_routed ADD COLUMN more text NOT NULL DEFAULT $$q$$');
 
 SET client_min_messages = warning;
