@@ -177,26 +177,33 @@ outbox_oid(OutboxObject object)
 /*
  * Whoever reads or writes a table by the numbers of its columns asks first: of a table
  * that somebody altered, or that is older than the library, he would take one for another.
+ * A column that was added and dropped stays behind in the descriptor.
  */
-void
+int
 outbox_check_columns(OutboxObject table, Relation rel)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 	int			count = table_columns[table].count;
-	int			found = desc->natts;
+	int			ours = 0;
+	int			dropped = 0;
 
 	for (int i = 0; i < desc->natts; i++)
-		found -= TupleDescAttr(desc, i)->attisdropped;
-	if (desc->natts == count && found == count &&
+	{
+		dropped += TupleDescAttr(desc, i)->attisdropped;
+		if (i < count)
+			ours += !TupleDescAttr(desc, i)->attisdropped;
+	}
+	if (ours == count && desc->natts == count + dropped &&
 		strcmp(NameStr(TupleDescAttr(desc, count - 1)->attname), table_columns[table].last) == 0)
-		return;
+		return count;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
 			 errdetail("It has %d columns, %d of them dropped; the extension made %d, the last one \"%s\".",
-					   desc->natts, desc->natts - found, count, table_columns[table].last),
-			 errhint("Tables of the extension cannot have other columns: keep your own in a table beside it."
+					   desc->natts, dropped, count, table_columns[table].last),
+			 errhint("Drop the columns that were added, and keep your own in a table beside it."
 					 " After an upgrade of the library, run ALTER EXTENSION outbox UPDATE.")));
+	return 0;					/* keep compiler quiet */
 }
 
 /* The tables' owner: as REASSIGN OWNED leaves it. */

@@ -51,8 +51,8 @@ extern int64 outbox_extension_transaction(void);
 extern Oid	outbox_owner(void);
 /* descriptor of outbox.message or outbox.claimed_message, blessed; not to be freed */
 extern TupleDesc outbox_row_type(OutboxObject type);
-/* 55000 unless an open table has the columns that the install script made, and no other */
-extern void outbox_check_columns(OutboxObject table, Relation rel);
+/* how many columns a table has; 55000 unless they are those of the install script; later ones may be dropped */
+extern int	outbox_check_columns(OutboxObject table, Relation rel);
 extern void catalog_register_callbacks(void);
 
 /*

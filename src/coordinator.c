@@ -122,7 +122,9 @@ static void forget_removed(Coordinator *coordinator);
 static bool is_mended(const Subscription *subscription);
 static Told *told_of(Coordinator *coordinator, int64 subscription_id);
 static void tell(Coordinator *coordinator, Told *told, const char *name);
-static void meet(Coordinator *coordinator, TimestampTz deadline);
+static void again_by(Coordinator *coordinator, TimestampTz deadline);
+static void meet(Coordinator *coordinator, TimestampTz time);
+static void do_again(Coordinator *coordinator);
 static TimestampTz first_time(RunScan *scan, bool lease);
 static bool may_leave(Coordinator *coordinator);
 
@@ -158,6 +160,7 @@ outbox_coordinator_main(Datum argument)
 		session_recover();
 		MemoryContextSwitchTo(coordinator->context);
 		MemoryContextReset(coordinator->turn_context);
+		do_again(coordinator);
 		PG_exception_stack = &local_sigjmp_buf;
 		session_pause(coordinator->slot, pause);
 		pause = Min(pause * 2, PAUSE_MAX);
@@ -172,7 +175,7 @@ outbox_coordinator_main(Datum argument)
 		if (!coordinator->more && !worker_should_leave(coordinator->slot))
 			coordinator->history_at = history_turn(coordinator->history_at);
 		pause = PAUSE_FIRST;
-		coordinator->deadline = Min(coordinator->deadline, end_stuck_hooks(MyDatabaseId));
+		again_by(coordinator, end_stuck_hooks(MyDatabaseId));
 		if (may_leave(coordinator))
 			proc_exit(0);
 
@@ -191,6 +194,17 @@ outbox_coordinator_main(Datum argument)
 			coordinator->poll = Min(coordinator->poll * 2, Max(POLL_MAX, MSECS(outbox_poll_interval)));
 		pg_atomic_write_u32(&coordinator->slot->busy, 1);
 	}
+}
+
+/* What a turn that failed has done was rolled back, and so were its notifications. */
+static void
+do_again(Coordinator *coordinator)
+{
+	ListCell   *cell;
+
+	coordinator->roles = true;
+	foreach(cell, coordinator->told)
+		((Told *) lfirst(cell))->owed = true;
 }
 
 /*
@@ -222,6 +236,12 @@ gather(Coordinator *coordinator)
 	return work != 0;
 }
 
+static void
+again_by(Coordinator *coordinator, TimestampTz deadline)
+{
+	coordinator->deadline = Min(coordinator->deadline, deadline);
+}
+
 /* Times of the queue are those of its clock; the deadline is one of the machine's. */
 static void
 meet(Coordinator *coordinator, TimestampTz time)
@@ -231,7 +251,7 @@ meet(Coordinator *coordinator, TimestampTz time)
 	if (TIMESTAMP_NOT_FINITE(time))
 		return;
 	left = Max(time - clock_now(), 0);
-	coordinator->deadline = Min(coordinator->deadline, clock_machine() + left + 1000);
+	again_by(coordinator, clock_machine() + left + 1000);
 }
 
 static void
@@ -270,7 +290,7 @@ turn(Coordinator *coordinator)
 		ConditionVariableBroadcast(&database->pass_ended);
 	}
 	if (!worker_should_leave(coordinator->slot))
-		coordinator->deadline = Min(coordinator->deadline, start_pushers(MyDatabaseId, ready_roles));
+		again_by(coordinator, start_pushers(MyDatabaseId, ready_roles));
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(coordinator->turn_context);
 }
@@ -293,7 +313,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	{
 		if (OidIsValid(get_extension_oid("outbox", true)))
 		{
-			coordinator->deadline = clock_machine() + BUSY_PAUSE;
+			again_by(coordinator, clock_machine() + BUSY_PAUSE);
 			return false;
 		}
 		forget_database(coordinator);
@@ -315,7 +335,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		guard_rename_roles();
 	coordinator->roles = false;
 	if (!may_make_first_rows(coordinator, &frontier))
-		coordinator->deadline = clock_machine() + FIRST_ROWS_GRACE / 4;
+		again_by(coordinator, clock_machine() + FIRST_ROWS_GRACE / 4);
 	else if (routing_lock(0))
 	{
 		routed = route(ROUTE_AT_ONCE);
@@ -325,7 +345,7 @@ work(Coordinator *coordinator, List **ready_roles)
 			coordinator->routed_at = coordinator->turn_began;
 	}
 	else
-		coordinator->deadline = clock_machine() + BUSY_PAUSE;
+		again_by(coordinator, clock_machine() + BUSY_PAUSE);
 
 	MemoryContextSwitchTo(lasting);
 	subscriptions = subscription_list(snapshot_push());
@@ -334,7 +354,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	foreach(cell, subscriptions)
 		look_after(coordinator, lfirst(cell), routed > 0 || coordinator->ready, ready_roles);
 	coordinator->ready = false;
-	coordinator->deadline = Min(coordinator->deadline, lease_look_done(&coordinator->leases));
+	again_by(coordinator, lease_look_done(&coordinator->leases));
 	forget_removed(coordinator);
 	if (coordinator->turn_began - coordinator->dedupe_at > USECS_PER_SEC)
 	{
@@ -568,13 +588,13 @@ tell(Coordinator *coordinator, Told *told, const char *name)
 	next = (told->notified_at == DT_NOBEGIN) ? now : told->notified_at + MSECS(outbox_notify_interval);
 	if (next > now)
 	{
-		coordinator->deadline = Min(coordinator->deadline, next);
+		again_by(coordinator, next);
 		return;
 	}
 	told->notified_at = now;
 	if (DatumGetFloat8(DirectFunctionCall1(pg_notification_queue_usage, (Datum) 0)) > QUEUE_USED_MAX)
 	{
-		coordinator->deadline = Min(coordinator->deadline, now + Max(HELD_PAUSE, MSECS(outbox_notify_interval)));
+		again_by(coordinator, now + Max(HELD_PAUSE, MSECS(outbox_notify_interval)));
 		return;
 	}
 	Async_Notify(CHANNEL, name);

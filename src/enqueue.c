@@ -242,11 +242,12 @@ writer_open(LogWriter *writer)
 
 	memset(writer, 0, sizeof(*writer));
 	writer->rel = open_segment();
-	outbox_check_columns(OB_LOG_KEPT, writer->rel);
+	(void) outbox_check_columns(OB_LOG_KEPT, writer->rel);
 	oids = RelationGetIndexList(writer->rel);
 	writer->indexes = palloc(list_length(oids) * sizeof(Relation));
 	writer->infos = palloc(list_length(oids) * sizeof(IndexInfo *));
-	writer->plain = (writer->rel->trigdesc == NULL && writer->rel->rd_att->constr != NULL &&
+	writer->plain = (writer->rel->rd_att->natts == LOG_COLUMNS &&
+					 writer->rel->trigdesc == NULL && writer->rel->rd_att->constr != NULL &&
 					 writer->rel->rd_att->constr->num_check == 0);
 	foreach(cell, oids)
 	{

@@ -65,7 +65,7 @@ subscription_handlers(Subscription *subscription, Snapshot snapshot)
 	TableScanDesc scan;
 	ScanKeyData key;
 
-	outbox_check_columns(OB_HANDLER, rel);
+	(void) outbox_check_columns(OB_HANDLER, rel);
 	/* as in log.c: not older than the lock, or handlers that are there might be missed */
 	snapshot = RegisterSnapshot(IsInParallelMode() ? snapshot : GetLatestSnapshot());
 	ScanKeyInit(&key, HANDLER_SUBSCRIPTION_ID, BTEqualStrategyNumber, F_INT8EQ,

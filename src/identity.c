@@ -322,10 +322,11 @@ merge_restored(HeapTuple restored, TupleDesc desc)
 	Identity	identity;
 	ItemPointerData tid;
 	bool		isnull;
-	bool		in_use = DatumGetBool(heap_getattr(restored, IDENTITY_IN_USE + 1, desc, &isnull));
+	bool		in_use;
 	bool		merged = false;
 
 	rows = rows_open(OB_IDENTITY, true);
+	in_use = DatumGetBool(heap_getattr(restored, IDENTITY_IN_USE + 1, desc, &isnull));
 	snapshot_push();
 	if (read_row(rows, &identity, &tid) && !identity.foreign && !identity.in_use)
 	{

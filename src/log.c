@@ -122,7 +122,7 @@ reader_open(Snapshot snapshot, int first, int last)
 		segment->done = true;
 		segment->empty = (segment->rel == NULL || RelationGetNumberOfBlocks(segment->rel) == 0);
 		if (segment->rel != NULL)
-			outbox_check_columns(OB_LOG_KEPT, segment->rel);
+			(void) outbox_check_columns(OB_LOG_KEPT, segment->rel);
 	}
 	MemoryContextSwitchTo(caller);
 	return reader;

@@ -23,7 +23,7 @@
 #define NO_SLOT_PAUSE	(5 * USECS_PER_SEC)
 
 static bool may_start(Oid database, Oid role, TimestampTz now, TimestampTz *not_before);
-static void start(Oid database, Oid role, int n, TimestampTz now);
+static TimestampTz start(Oid database, Oid role, int n, TimestampTz now);
 static int	wake_or_end(Oid database, Oid role);
 
 /*
@@ -46,9 +46,8 @@ start_pushers(Oid database, List *roles)
 		if (missing <= 0)
 			continue;
 		if (may_start(database, role, now, &not_before))
-			start(database, role, missing, now);
-		else
-			next = Min(next, not_before);
+			not_before = start(database, role, missing, now);
+		next = Min(next, not_before);
 	}
 	return next;
 }
@@ -62,12 +61,13 @@ may_start(Oid database, Oid role, TimestampTz now, TimestampTz *not_before)
 	return *not_before <= now;
 }
 
-static void
+/* Returns when to try again, if there was no slot for some. */
+static TimestampTz
 start(Oid database, Oid role, int n, TimestampTz now)
 {
+	TimestampTz again;
 	bool		failed = false;
 	bool		room;
-	Pusher	   *pusher;
 
 	for (int i = 0; i < n && !failed; i++)
 	{
@@ -75,17 +75,19 @@ start(Oid database, Oid role, int n, TimestampTz now)
 
 		failed = (slot == NULL || !worker_start(slot));
 	}
-	room = failed && workers_make_room();
+	if (!failed)
+		return DT_NOEND;
+	room = workers_make_room();
+	again = now + (room ? ROOM_PAUSE : NO_SLOT_PAUSE);
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	pusher = pusher_of(database, role);
-	if (failed)
-		pusher->not_before = now + (room ? ROOM_PAUSE : NO_SLOT_PAUSE);
+	pusher_of(database, role)->not_before = again;
 	LWLockRelease(worker_state->lock);
-	if (failed && !room && no_slot_is_news())
+	if (!room && no_slot_is_news())
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("outbox could not start a delivery worker: no free slot for background workers"),
 				 errhint("Raise max_worker_processes. It is tried again.")));
+	return again;
 }
 
 /*

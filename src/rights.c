@@ -63,7 +63,7 @@ role_may_consume(Oid user, const char *subscription)
 		return true;
 
 	rel = table_open(outbox_oid(OB_ACCESS), AccessShareLock);
-	outbox_check_columns(OB_ACCESS, rel);
+	(void) outbox_check_columns(OB_ACCESS, rel);
 	slot = table_slot_create(rel, NULL);
 	scan = table_beginscan(rel, snapshot_push(), 0, NULL);
 	while (!allowed && table_scan_getnextslot(scan, ForwardScanDirection, slot))

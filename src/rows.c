@@ -28,10 +28,10 @@ static bool needs_executor(Relation rel);
 static void executor_open(Rows *rows);
 static void executor_close(Rows *rows);
 static bool only_ours(TriggerDesc *triggers);
-static bool has_forbidden_null(TupleDesc desc, const bool *nulls);
+static bool has_forbidden_null(Rows *rows, const bool *nulls);
 static bool goes_by_hand(Rows *rows, const bool *nulls);
 static void add_entries(Rows *rows, TU_UpdateIndexes which, bool update);
-static void store_values(TupleTableSlot *slot, const Datum *values, const bool *nulls);
+static void store_values(Rows *rows, TupleTableSlot *slot, const Datum *values, const bool *nulls);
 static void executor_update(Rows *rows, ItemPointer tid);
 static void executor_delete(Rows *rows, ItemPointer tid);
 static void written(Rows *rows);
@@ -60,7 +60,7 @@ open_table(OutboxObject table, Oid oid, bool writing)
 	rows->context = context;
 	rows->lockmode = writing ? RowExclusiveLock : AccessShareLock;
 	rows->rel = table_open(oid, rows->lockmode);
-	outbox_check_columns(table, rows->rel);
+	rows->columns = outbox_check_columns(table, rows->rel);
 	rows->writing = writing;
 	if (writing && needs_executor(rows->rel))
 	{
@@ -158,23 +158,26 @@ rows_slot(Rows *rows)
 	return rows->slot;
 }
 
+/* What follows our columns is dropped. */
 static void
-store_values(TupleTableSlot *slot, const Datum *values, const bool *nulls)
+store_values(Rows *rows, TupleTableSlot *slot, const Datum *values, const bool *nulls)
 {
-	int			n = slot->tts_tupleDescriptor->natts;
-
 	ExecClearTuple(slot);
-	memcpy(slot->tts_values, values, n * sizeof(Datum));
-	memcpy(slot->tts_isnull, nulls, n * sizeof(bool));
+	memcpy(slot->tts_values, values, rows->columns * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, rows->columns * sizeof(bool));
+	for (int i = rows->columns; i < slot->tts_tupleDescriptor->natts; i++)
+		slot->tts_isnull[i] = true;
 	ExecStoreVirtualTuple(slot);
 	ExecMaterializeSlot(slot);
 }
 
 /* The constraint is the executor's to report. */
 static bool
-has_forbidden_null(TupleDesc desc, const bool *nulls)
+has_forbidden_null(Rows *rows, const bool *nulls)
 {
-	for (int i = 0; i < desc->natts; i++)
+	TupleDesc	desc = RelationGetDescr(rows->rel);
+
+	for (int i = 0; i < rows->columns; i++)
 	{
 		if (nulls[i] && TupleDescAttr(desc, i)->attnotnull)
 			return true;
@@ -186,7 +189,7 @@ has_forbidden_null(TupleDesc desc, const bool *nulls)
 static bool
 goes_by_hand(Rows *rows, const bool *nulls)
 {
-	if (rows->estate == NULL && nulls != NULL && has_forbidden_null(RelationGetDescr(rows->rel), nulls))
+	if (rows->estate == NULL && nulls != NULL && has_forbidden_null(rows, nulls))
 		executor_open(rows);
 	return rows->estate == NULL;
 }
@@ -218,7 +221,7 @@ add_entries(Rows *rows, TU_UpdateIndexes which, bool update)
 void
 rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid)
 {
-	store_values(rows_slot(rows), values, nulls);
+	store_values(rows, rows_slot(rows), values, nulls);
 	if (goes_by_hand(rows, nulls))
 	{
 		simple_table_tuple_insert(rows->rel, rows->slot);
@@ -235,7 +238,7 @@ rows_insert(Rows *rows, const Datum *values, const bool *nulls, ItemPointer tid)
 void
 rows_update(Rows *rows, ItemPointer tid, const Datum *values, const bool *nulls)
 {
-	store_values(rows_slot(rows), values, nulls);
+	store_values(rows, rows_slot(rows), values, nulls);
 	if (goes_by_hand(rows, nulls))
 	{
 		TU_UpdateIndexes which;

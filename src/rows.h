@@ -16,6 +16,7 @@
 typedef struct Rows
 {
 	Relation	rel;
+	int			columns;		/* as many values has each row that is written */
 	LOCKMODE	lockmode;
 	MemoryContext context;
 	TupleTableSlot *slot;		/* see rows_slot() */

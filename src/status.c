@@ -226,6 +226,7 @@ read_self_routed(Count *count, Snapshot snapshot)
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 
+	(void) outbox_check_columns(OB_SELF_ROUTED, rel);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
 		int64		subscription_id;

@@ -204,7 +204,7 @@ subscription_list(Snapshot snapshot)
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	List	   *subscriptions = NIL;
 
-	outbox_check_columns(OB_SUBSCRIPTION, rel);
+	(void) outbox_check_columns(OB_SUBSCRIPTION, rel);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		subscriptions = lappend(subscriptions, read_row(slot));
 	table_endscan(scan);

@@ -181,6 +181,40 @@ SELECT * FROM pg_temp.altered('segment ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('handler ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('self_routed ADD COLUMN more text NOT NULL DEFAULT $$q$$');
 
+-- Dropped again they are no obstacle, with and without what the executor is needed for.
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['log_0', 'log_1', 'log_2', 'log_kept', 'segment', 'identity', 'frontier', 'subscription', 'handler',
+                                'delivery', 'self_routed', 'access'] LOOP
+        EXECUTE format('ALTER TABLE outbox.%I ADD COLUMN more text', name);
+        EXECUTE format('ALTER TABLE outbox.%I DROP COLUMN more', name);
+    END LOOP;
+END
+$$;
+CREATE PROCEDURE pg_temp.works(n integer) LANGUAGE plpgsql AS $$
+DECLARE
+    claimed integer;
+BEGIN
+    CALL pg_temp.enqueue_each_way(n);
+    SELECT count(*) INTO claimed FROM outbox.claim_batch(100) m WHERE outbox.settle(m.id, m.claim_token) = 'delivered';
+    COMMIT;
+    CALL pg_temp.enqueue_each_way(n);
+    PERFORM outbox.maintain();
+    SELECT claimed + count(*) INTO claimed FROM outbox.claim_batch(100) m WHERE outbox.settle(m.id, m.claim_token) = 'delivered';
+    RAISE INFO '% claimed and settled', claimed;
+    PERFORM outbox.maintain();
+END
+$$;
+CALL pg_temp.works(30);
+DROP INDEX outbox.log_again;
+DROP INDEX outbox.delivery_worker;
+DROP TRIGGER note ON outbox.delivery;
+CALL pg_temp.works(31);
+SELECT delivered FROM outbox.status;
+SELECT * FROM pg_temp.broken();
+
 SET client_min_messages = warning;
 DROP EXTENSION outbox CASCADE;
 DROP TABLE seen, tenants;

@@ -75,6 +75,36 @@ is_served('renamed: still served', 'renamed');
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'renamed' AND backend_type = 'outbox delivery'");
 is_served('and by a new worker too', 'renamed');
 
+# A turn of the coordinator that saw another name and failed: the next one writes it.
+sql($node, <<~'SQL');
+	CREATE SEQUENCE turns;
+	CREATE TABLE turn_done ();
+	CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		IF (SELECT backend_type FROM pg_stat_activity WHERE pid = pg_backend_pid()) = 'outbox coordinator' THEN
+			IF nextval('public.turns') = 1 THEN RAISE 'not now'; END IF;
+			INSERT INTO public.turn_done DEFAULT VALUES;
+		END IF;
+		RETURN NULL;
+	END $$;
+	CREATE TRIGGER fail AFTER INSERT ON outbox.frontier FOR EACH ROW EXECUTE FUNCTION fail();
+	ALTER TABLE outbox.frontier ENABLE ALWAYS TRIGGER fail;
+	BEGIN;
+	ALTER ROLE renamed RENAME TO again;
+	SELECT outbox.enqueue('else', '1000');
+	COMMIT;
+	SQL
+for my $more (1001 .. 1100)
+{
+	# who delivers may route it in the place of the coordinator
+	last if sql($node, 'SELECT EXISTS (SELECT FROM turn_done)') eq 't';
+	enqueue($node, 'else', $more);
+	eventually($node, "SELECT count(*) FROM got WHERE payload = '$more'", '1', "renamed in a turn that fails: $more");
+}
+is_sql($node, "SELECT role_name FROM outbox.handler WHERE role_name <> 'postgres'", 'again', 'renamed in a turn that fails: the next one has written it');
+sql($node, 'DROP TRIGGER fail ON outbox.frontier; ALTER ROLE again RENAME TO renamed');
+eventually($node, "SELECT role_name FROM outbox.handler WHERE role_name <> 'postgres'", 'renamed', 'and again without a failure');
+
 # A worker that dies again and again, for a reason that cannot be foreseen, is started at growing intervals; as soon as somebody
 # alters the role it is tried at once.
 my $offset = log_end($node);
