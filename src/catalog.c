@@ -14,7 +14,10 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/dependency.h"
 #include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_depend.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
@@ -133,22 +136,31 @@ outbox_extension(void)
 	return extension_oid;
 }
 
+/*
+ * That of the row which makes a table a member: no REASSIGN OWNED, ALTER EXTENSION UPDATE or
+ * ALTER TABLE writes that one anew, as they do with the extension's own row.
+ */
 int64
 outbox_extension_transaction(void)
 {
-	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	Relation	rel = table_open(DependRelationId, AccessShareLock);
 	int64		transaction = 0;
-	ScanKeyData key;
+	ScanKeyData keys[2];
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(outbox_extension()));
-	scan = systable_beginscan(rel, ExtensionOidIndexId, true, NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	/* a frozen one may be of any epoch */
-	if (HeapTupleIsValid(tuple) && !HeapTupleHeaderXminFrozen(tuple->t_data))
-		transaction = full_transaction(HeapTupleHeaderGetRawXmin(tuple->t_data));
+	ScanKeyInit(&keys[0], Anum_pg_depend_classid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(RelationRelationId));
+	ScanKeyInit(&keys[1], Anum_pg_depend_objid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(outbox_oid(OB_LOG_0)));
+	scan = systable_beginscan(rel, DependDependerIndexId, true, NULL, 2, keys);
+	while ((tuple = systable_getnext(scan)) != NULL)
+	{
+		/* a frozen one may be of any epoch */
+		if (((Form_pg_depend) GETSTRUCT(tuple))->deptype == DEPENDENCY_EXTENSION &&
+			!HeapTupleHeaderXminFrozen(tuple->t_data))
+			transaction = full_transaction(HeapTupleHeaderGetRawXmin(tuple->t_data));
+	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
 	return transaction;

@@ -1,8 +1,8 @@
 # A restore into a database in which an application is already at work: what it enqueued before the
 # data arrived, and while it did, lies behind the restored frontier, and within the ranges of
 # restored runs.  After outbox.adopt() it is there, once, and nothing that was routed where the copy
-# comes from is delivered again.  The guards that pg_restore --disable-triggers left half on are
-# on again.
+# comes from is delivered again; whoever owns the extension by then.  The guards that pg_restore
+# --disable-triggers left half on are on again.
 
 use strict;
 use warnings;
@@ -125,6 +125,16 @@ restore('backwards', 'the log first', '-L', $first);
 enqueue_strays('backwards', 'between');
 restore('backwards', 'the rest of the data', '-L', $rest);
 adopted('backwards', 'the frontier last', 'between');
+
+# The extension is given to another owner meanwhile, which writes its row in the catalog anew.
+sql($target, 'CREATE ROLE restorer SUPERUSER LOGIN; CREATE DATABASE reassigned');
+restore('reassigned', 'the schema, as somebody else', '--section=pre-data', '-U', 'restorer');
+enqueue_strays('reassigned', 'before');
+sql($target, 'REASSIGN OWNED BY restorer TO CURRENT_USER', 'reassigned');
+enqueue_strays('reassigned', 'then');
+restore('reassigned', 'then the data', '--section=data');
+restore('reassigned', 'then the rest', '--section=post-data');
+adopted('reassigned', 'another owner', 'before', 'then');
 
 # With triggers disabled: they are enabled as if they were ordinary ones, and adopt() makes them what they were.
 my $guards = <<'SQL';
