@@ -49,6 +49,7 @@ static void writer_open(LogWriter *writer);
 static void writer_insert(LogWriter *writer, NewMessage *message);
 static void writer_close(LogWriter *writer);
 static Relation open_segment(void);
+static bool is_plain_table(Relation rel);
 static bool is_plain(Relation index, IndexInfo *info);
 static void insert_plain(LogWriter *writer, HeapTuple tuple);
 static bool keep_out(NewMessage *message, pg_uuid_t *id);
@@ -72,6 +73,13 @@ static const char *const attributes[LOG_COLUMNS + 1] = {
 	[LOG_OWNER_ID] = "owner_id",
 	[LOG_DEDUPE_KEY] = "dedupe_key",
 	[LOG_ORDERING_KEY] = "ordering_key",
+};
+
+/* all the others are set in each message */
+static const LogColumn optional_columns[] = {
+	LOG_AVAILABLE_AT, LOG_MAX_ATTEMPTS, LOG_HEADERS, LOG_CORRELATION_ID, LOG_CAUSATION_ID,
+	LOG_AGGREGATE_TYPE, LOG_AGGREGATE_ID, LOG_TENANT_ID, LOG_OWNER_ID, LOG_DEDUPE_KEY,
+	LOG_ORDERING_KEY
 };
 
 /* The caller's name of a column; NULL for those that are ours. */
@@ -225,6 +233,21 @@ open_segment(void)
 	}
 }
 
+/* Nobody has put anything on the table that looks at a row, as heap_insert() does not. */
+static bool
+is_plain_table(Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	bool		refuses = false;
+
+	if (desc->natts != LOG_COLUMNS || rel->trigdesc != NULL || rel->rd_rel->relispartition ||
+		desc->constr == NULL || desc->constr->num_check != 0)
+		return false;
+	for (int i = 0; i < lengthof(optional_columns); i++)
+		refuses |= TupleDescAttr(desc, optional_columns[i] - 1)->attnotnull;
+	return !refuses;
+}
+
 /* An index that index_insert() can be called for without an executor. */
 static bool
 is_plain(Relation index, IndexInfo *info)
@@ -246,9 +269,7 @@ writer_open(LogWriter *writer)
 	oids = RelationGetIndexList(writer->rel);
 	writer->indexes = palloc(list_length(oids) * sizeof(Relation));
 	writer->infos = palloc(list_length(oids) * sizeof(IndexInfo *));
-	writer->plain = (writer->rel->rd_att->natts == LOG_COLUMNS &&
-					 writer->rel->trigdesc == NULL && writer->rel->rd_att->constr != NULL &&
-					 writer->rel->rd_att->constr->num_check == 0);
+	writer->plain = is_plain_table(writer->rel);
 	foreach(cell, oids)
 	{
 		int			n = writer->n_indexes++;

@@ -14,6 +14,28 @@ BEGIN
 END
 $$;
 \set ECHO all
+-- What the table says of itself, with no index or trigger of the user's: NOT NULL on a column that is optional,
+ALTER TABLE outbox.log_0 ALTER tenant_id SET NOT NULL;
+\set VERBOSITY sqlstate
+SELECT outbox.enqueue('one', '1');
+SELECT outbox.enqueue_batch('one', '[1, 2]');
+SELECT outbox.enqueue_batch('[{"name": "one", "payload": 1, "tenant_id": "t"}, {"name": "one", "payload": 2}]');
+INSERT INTO outbox.outgoing (name, payload) VALUES ('one', '1');
+\set VERBOSITY default
+SELECT count(*) FROM outbox.log;
+SELECT outbox.enqueue('one', '1', tenant_id => 't') IS NOT NULL;
+SELECT payload, tenant_id FROM outbox.log;
+ALTER TABLE outbox.log_0 ALTER tenant_id DROP NOT NULL;
+-- or that it is a partition.
+CREATE TABLE parent (LIKE outbox.log_0) PARTITION BY LIST (kind);
+ALTER TABLE parent ATTACH PARTITION outbox.log_0 FOR VALUES IN ('event');
+\set VERBOSITY sqlstate
+SELECT outbox.enqueue('one', '1', kind => 'job');
+\set VERBOSITY default
+SELECT outbox.enqueue('one', '1', kind => 'event') IS NOT NULL;
+ALTER TABLE parent DETACH PARTITION outbox.log_0;
+DROP TABLE parent;
+SELECT kind, count(*) FROM outbox.log GROUP BY kind;
 CALL pg_temp.enqueue_each_way(1);
 
 -- Indexes: on an expression, partial, unique, of another access method.
