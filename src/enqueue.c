@@ -25,6 +25,7 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/index.h"
+#include "catalog/pg_am.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -248,13 +249,17 @@ is_plain_table(Relation rel)
 	return !refuses;
 }
 
-/* An index that index_insert() can be called for without an executor. */
+/*
+ * An index that index_insert() can be called for without an executor: other kinds than
+ * btree may keep something in the IndexInfo (brin does, since 17: buffer pins), which only
+ * the executor lets go.
+ */
 static bool
 is_plain(Relation index, IndexInfo *info)
 {
 	return info->ii_ReadyForInserts && info->ii_Expressions == NIL && info->ii_Predicate == NIL &&
 		info->ii_ExclusionOps == NULL && index->rd_index->indimmediate &&
-		index->rd_rel->relkind == RELKIND_INDEX;
+		index->rd_rel->relkind == RELKIND_INDEX && index->rd_rel->relam == BTREE_AM_OID;
 }
 
 static void
