@@ -348,15 +348,18 @@ keep_out(NewMessage *message, pg_uuid_t *id)
 }
 
 void
-enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
+enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids, int *at)
 {
 	LogWriter	writer;
 	int64		offset;
 	TimestampTz tick;
 	int			written = 0;
+	int			ignored;
 
 	if (n == 0)
 		return;
+	if (at == NULL)
+		at = &ignored;
 	writer_open(&writer);
 	offset = identity_offset_for_enqueue();
 	tick = clock_tick(n);
@@ -364,6 +367,7 @@ enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
 	{
 		NewMessage *message = &messages[i];
 
+		*at = i;
 		if ((i & 1023) == 1023)
 			CHECK_FOR_INTERRUPTS();
 		if (message->has_id)
@@ -382,6 +386,7 @@ enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids)
 			log_check_id(RelationGetRelid(writer.rel), &ids[i]);
 		written++;
 	}
+	*at = NOT_AT_ONE;
 	writer_close(&writer);
 	counters_add(COUNTER_ENQUEUED, OF_DATABASE, written);
 	wake_at_commit(WORK_ENQUEUED);

@@ -32,9 +32,11 @@ extern const char *json_type(Jsonb *json);
 
 /*
  * Write messages to the log in the current transaction.  ids[i] becomes the id of
- * message i: the first message's where a dedupe key keeps it out.
+ * message i: the first message's where a dedupe key keeps it out.  *at, for who tells of
+ * errors, is the message that is being written, or NOT_AT_ONE; it may be NULL.
  */
-extern void enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids);
+#define NOT_AT_ONE (-1)
+extern void enqueue_messages(NewMessage *messages, int n, pg_uuid_t *ids, int *at);
 
 /* dedupe.c: true if a message with this key is in its window; *id becomes its id */
 extern bool dedupe_find_or_claim(const char *name, const char *key, pg_uuid_t *id);

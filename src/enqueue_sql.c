@@ -30,6 +30,13 @@ PG_FUNCTION_INFO_V1(outbox_enqueued);
 
 #define BATCH_MAX 1000			/* messages kept in memory at once */
 
+/* where we are in an array, for errors */
+typedef struct BatchPlace
+{
+	int			before;			/* elements before those that are gathered */
+	int			at;				/* which one of these it is about, or NOT_AT_ONE */
+} BatchPlace;
+
 static void set_from_json(NewMessage *message, LogColumn column, JsonbValue *value);
 static Datum whole_number(LogColumn column, Numeric number);
 static Datum scalar_from_json(LogColumn column, const char *text);
@@ -60,7 +67,7 @@ outbox_enqueue(PG_FUNCTION_ARGS)
 			message_set(&message, enqueue_arguments[i], PG_GETARG_DATUM(i));
 	}
 	message_complete(&message);
-	enqueue_messages(&message, 1, id);
+	enqueue_messages(&message, 1, id, NULL);
 	PG_RETURN_UUID_P(id);
 }
 
@@ -203,7 +210,10 @@ return_ids(ReturnSetInfo *rsinfo, const pg_uuid_t *ids, int n)
 static void
 batch_error_context(void *arg)
 {
-	errcontext("element %d of the array, counted from 1", *(int *) arg);
+	BatchPlace *place = arg;
+
+	if (place->at != NOT_AT_ONE)
+		errcontext("element %d of the array, counted from 1", place->before + place->at + 1);
 }
 
 /*
@@ -222,19 +232,19 @@ enqueue_array(FunctionCallInfo fcinfo, Jsonb *array, char *name)
 	JsonbValue	value;
 	JsonbIteratorToken token;
 	ErrorContextCallback error_context;
-	int			element = 0;
+	BatchPlace	place = {0, NOT_AT_ONE};
 	int			n = 0;
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	error_context.callback = batch_error_context;
-	error_context.arg = &element;
+	error_context.arg = &place;
 	error_context.previous = error_context_stack;
 	error_context_stack = &error_context;
 
 	(void) JsonbIteratorNext(&it, &value, true);
 	while ((token = JsonbIteratorNext(&it, &value, true)) == WJB_ELEM)
 	{
-		element++;
+		place.at = n;
 		MemoryContextSwitchTo(context);
 		if (name != NULL)
 		{
@@ -245,17 +255,19 @@ enqueue_array(FunctionCallInfo fcinfo, Jsonb *array, char *name)
 		}
 		else
 			message_from_json(&messages[n], &value);
+		place.at = NOT_AT_ONE;
 		if (++n == BATCH_MAX)
 		{
-			enqueue_messages(messages, n, ids);
+			enqueue_messages(messages, n, ids, &place.at);
 			return_ids((ReturnSetInfo *) fcinfo->resultinfo, ids, n);
 			MemoryContextSwitchTo(caller);
 			MemoryContextReset(context);
+			place.before += n;
 			n = 0;
 		}
 		MemoryContextSwitchTo(caller);
 	}
-	enqueue_messages(messages, n, ids);
+	enqueue_messages(messages, n, ids, &place.at);
 	return_ids((ReturnSetInfo *) fcinfo->resultinfo, ids, n);
 	error_context_stack = error_context.previous;
 	MemoryContextDelete(context);
@@ -314,7 +326,7 @@ outbox_outgoing_insert(PG_FUNCTION_ARGS)
 			message_set(&message, enqueue_arguments[i], values[i]);
 	}
 	message_complete(&message);
-	enqueue_messages(&message, 1, &id);
+	enqueue_messages(&message, 1, &id, NULL);
 
 	/* RETURNING shows what was stored, the id of the first message for a duplicate key */
 	MESSAGE_SET(&message, LOG_ID, UUIDPGetDatum(&id));

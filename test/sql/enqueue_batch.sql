@@ -90,6 +90,37 @@ CALL pg_temp.try($$ SELECT outbox.enqueue_batch('[{"name": "bad", "payload": 1, 
 CALL pg_temp.try($$ SELECT outbox.enqueue_batch(jsonb_build_array(jsonb_build_object('name', repeat('n', 256), 'payload', 1))) $$);
 CALL pg_temp.try($$ SELECT outbox.enqueue_batch('[{"name": "bad", "payload": 1},
                         {"name": "bad", "payload": 1, "id": "01900000-0000-7000-8000-000000000003"}]') $$);
+CALL pg_temp.try($$ SELECT outbox.enqueue_batch('[{"name": "bad", "payload": 1},
+                        {"name": "bad", "payload": 1, "id": "01900000-0000-7000-8000-000000000003"},
+                        {"name": "bad", "payload": 1}, {"name": "bad", "payload": 1}]') $$);
+-- of those that were gathered and are being written, too, in the second thousand as well;
+CALL pg_temp.try($$ SELECT outbox.enqueue_batch((SELECT jsonb_agg(jsonb_build_object('name', 'bad', 'payload', n,
+                        'id', CASE WHEN n = 1234 THEN '01900000-0000-7000-8000-000000000003' END) ORDER BY n)
+                      FROM generate_series(1, 1500) n)) $$);
+CALL pg_temp.try($$ SELECT outbox.enqueue_batch((SELECT jsonb_agg(jsonb_build_object('name', 'bad', 'payload', n,
+                        'version', CASE WHEN n = 1234 THEN 0 END) ORDER BY n) FROM generate_series(1, 1500) n)) $$);
+-- and none where it is not known: what looks at all of them comes at the end of the statement
+BEGIN;
+CREATE FUNCTION refuse_two() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.payload = '2' THEN
+        RAISE 'no twos';
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER at_the_end AFTER INSERT ON outbox.log_0 FOR EACH ROW EXECUTE FUNCTION refuse_two();
+DO $$
+DECLARE
+    context text;
+BEGIN
+    PERFORM outbox.enqueue_batch('bad', '[1, 2, 3]');
+EXCEPTION WHEN raise_exception THEN
+    GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
+    RAISE NOTICE '%: %', SQLERRM, CASE WHEN context LIKE '%element%' THEN context ELSE 'no element' END;
+END
+$$;
+ROLLBACK;
 CALL pg_temp.try($$ SELECT outbox.enqueue_batch(NULL, '[]') $$);
 CALL pg_temp.try($$ SELECT outbox.enqueue_batch(' ', '[1]') $$);
 CALL pg_temp.try($$ SELECT outbox.enqueue_batch(' ', '[]') $$);
