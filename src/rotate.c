@@ -28,8 +28,9 @@
  *	   decision, those of prepared transactions, replication slots and standbys too.
  *	 - What was decided is compared again when the segment's lock is held.
  *
- * None of it makes anybody wait: locks are queued for at most 50 ms, and if a segment
- * cannot go, the one that is written just grows.  It delays disk, never speed.
+ * None of it makes anybody wait: locks are queued for at most 50 ms, the one that readers
+ * wait for is taken when the rest of the work is done, and if a segment cannot go, the one
+ * that is written just grows.  It delays disk, never speed.
  *
  * Locks: the routing lock; ShareRowExclusiveLock on outbox.segment; ShareLock and
  * RowExclusiveLock on a segment, and RowExclusiveLock on log_kept, to condemn it;
@@ -118,10 +119,14 @@ rotate(bool *wrote)
 			state->closed_at = now;
 			segment_write(state);
 		}
-		if (state->condemned_at != 0)
-			emptied += truncate_segment(state) ? 1 : 0;
-		else if (is_old(state, now - outbox_retention * USECS_PER_SEC))
+		if (state->condemned_at == 0 && is_old(state, now - outbox_retention * USECS_PER_SEC))
 			(void) condemn(state);
+	}
+	/* last, since readers wait for it; what was just decided waits for this transaction's end */
+	for (int i = 0; i < RING_SEGMENTS; i++)
+	{
+		if (states[i].condemned_at != 0 && truncate_segment(&states[i]))
+			emptied++;
 	}
 	(void) advance(states, now - outbox_retention * USECS_PER_SEC / 2, now);
 	return emptied;

@@ -130,6 +130,34 @@ SET outbox.clock_offset = '121min';
 CALL pg_temp.turn();
 SELECT * FROM ring;
 
+-- While one segment is truncated, which readers of the log wait for, no other is decided about: that comes before.
+RESET outbox.clock_offset;
+SELECT pg_temp.anew();
+CREATE FUNCTION note_locks() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE WARNING 'message % moves, % segments are locked', NEW.payload,
+        (SELECT count(*) FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock'
+            AND l.relation IN ('outbox.log_0'::regclass, 'outbox.log_1'::regclass, 'outbox.log_2'::regclass));
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER note_locks BEFORE INSERT ON outbox.log_kept FOR EACH ROW EXECUTE FUNCTION note_locks();
+SELECT pg_temp.put(1);
+SELECT pg_temp.work();
+SELECT outbox.purge('infinity');
+SELECT pg_temp.put(2);
+SELECT clock_timestamp() AS before \gset
+SELECT outbox.purge(:'before');
+SET outbox.clock_offset = '121min';
+SELECT * FROM ring;
+SELECT routed FROM outbox.maintain();
+SELECT * FROM stored WHERE log > 0;
+CALL pg_temp.turn();
+SELECT * FROM ring;
+SELECT * FROM stored;
+DROP FUNCTION note_locks CASCADE;
+SELECT pg_temp.work();
+
 -- What has no run yet is not old: a message that nobody has routed is not lost when its segment goes.
 RESET outbox.clock_offset;
 SELECT pg_temp.anew();
