@@ -221,9 +221,11 @@ identity_take_over(bool force)
 	if (copied && !force)
 		stop_routing_if_unrouted(snapshot);
 	if (copied || force)
-		write_row(rows, identity.exists ? &tid : NULL,
-				  Max(0, identity_above_everything(snapshot) - full_transaction(snapshot->xmin)),
-				  identity.in_use);
+	{
+		int64		offset = identity_above_everything(snapshot) - full_transaction(snapshot->xmin);
+
+		write_row(rows, identity.exists ? &tid : NULL, Max(0, offset), identity.in_use);
+	}
 	else if (!identity.exists)
 		write_row(rows, NULL, 0, false);
 	snapshot_pop();
