@@ -46,6 +46,7 @@ OBJS = \
 	src/maintain.o \
 	src/notice.o \
 	src/outbox.o \
+	src/park.o \
 	src/position.o \
 	src/pushers.o \
 	src/recent.o \

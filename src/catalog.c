@@ -93,6 +93,7 @@ static TupleDesc row_types[OUTBOX_OBJECTS];
 
 static void forget(Datum argument, Oid relation);
 static void look_up_extension(void);
+static void subscription_locktag(LOCKTAG *tag, int64 subscription_id);
 
 void
 catalog_register_callbacks(void)
@@ -268,6 +269,21 @@ subscription_lock(int64 subscription_id, LOCKMODE mode)
 {
 	LOCKTAG		tag;
 
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, outbox_oid(OB_SUBSCRIPTION), (uint32) subscription_id, 0);
+	subscription_locktag(&tag, subscription_id);
 	(void) LockAcquire(&tag, mode, false, false);
+}
+
+bool
+subscription_lock_if_free(int64 subscription_id, LOCKMODE mode)
+{
+	LOCKTAG		tag;
+
+	subscription_locktag(&tag, subscription_id);
+	return LockAcquire(&tag, mode, false, true) != LOCKACQUIRE_NOT_AVAIL;
+}
+
+static void
+subscription_locktag(LOCKTAG *tag, int64 subscription_id)
+{
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, outbox_oid(OB_SUBSCRIPTION), (uint32) subscription_id, 0);
 }

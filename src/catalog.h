@@ -62,8 +62,15 @@ extern void catalog_register_callbacks(void);
 extern void routing_locktag(LOCKTAG *tag);
 /* shared by our processes for each transaction, exclusive for DROP EXTENSION; before all others */
 extern void presence_locktag(LOCKTAG *tag, Oid extension);
-/* shared by claims and settlements to their commit, exclusive for unsubscribe */
+/*
+ * In access share mode for claims and settlements, exclusive for unsubscribe, and in two
+ * modes that shut each other out, but not their own kind; to the commit.
+ */
+#define LOCK_TO_PARK			ShareLock	/* parks messages that no handler takes: park.c */
+#define LOCK_TO_UNPARK		RowExclusiveLock	/* changes what handlers take */
 extern void subscription_lock(int64 subscription_id, LOCKMODE mode);
+/* without waiting */
+extern bool subscription_lock_if_free(int64 subscription_id, LOCKMODE mode);
 
 /* Identity of the data, see design of copies in docs/internals.md */
 typedef struct Identity

@@ -196,16 +196,13 @@ deliver_work(void *arg)
 	TupleTableSlot *slot;
 	Oid			function = InvalidOid;
 	Datum		message;
-	bool		isnull;
 
 	MemoryContextSwitchTo(call->context);
 	slot = MakeSingleTupleTableSlot(call->claim->log_desc, &TTSOpsHeapTuple);
 	PushActiveSnapshot(GetTransactionSnapshot());
 	ExecStoreHeapTuple(call->message->tuple, slot, false);
 	delivery->result = DELIVERY_DONE;
-	delivery->handler = handler_match(call->subscription, slot_text(slot, LOG_NAME),
-									  slot_text(slot, LOG_KIND),
-									  DatumGetInt32(slot_getattr(slot, LOG_VERSION, &isnull)));
+	delivery->handler = deliver_match(call->subscription, slot);
 	running_handler = delivery->handler;
 	if (delivery->handler != NULL && delivery->handler->function != NULL)
 		function = handler_function(delivery->handler);
@@ -228,6 +225,16 @@ deliver_work(void *arg)
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	PopActiveSnapshot();
+}
+
+/* The handler of the message in the slot, a row of the log; or NULL. */
+Handler *
+deliver_match(const Subscription *subscription, TupleTableSlot *slot)
+{
+	bool		isnull;
+
+	return handler_match(subscription, slot_text(slot, LOG_NAME), slot_text(slot, LOG_KIND),
+						 DatumGetInt32(slot_getattr(slot, LOG_VERSION, &isnull)));
 }
 
 static void

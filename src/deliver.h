@@ -1,7 +1,7 @@
 /*
  * deliver.h
  *		Delivery by push: what one delivery is (deliver.c, envelope.c), what is delivered
- *		in one transaction (group.c), and until when (drain.c).
+ *		in one transaction (group.c, park.c), and until when (drain.c).
  */
 #ifndef OUTBOX_DELIVER_H
 #define OUTBOX_DELIVER_H
@@ -9,6 +9,7 @@
 #include "claim.h"
 #include "subscription.h"
 
+#include "executor/tuptable.h"
 #include "utils/jsonb.h"
 
 /* envelope.c; a message is an outbox.message or an outbox.claimed_message */
@@ -33,7 +34,7 @@ typedef struct Delivery
 	DeliveryResult result;
 	const Handler *handler;		/* the one for this message, or NULL */
 	bool		broken;			/* its function is missing */
-	int64		delay;			/* DELIVERY_LATER: microseconds */
+	int64		delay;			/* DELIVERY_LATER, DELIVERY_RELEASED: microseconds */
 	ErrorData  *error;			/* why not, or NULL */
 	/* the caller's own cancel arrived during the call; counts as failed, and stops all */
 	bool		cancelled;
@@ -45,6 +46,7 @@ typedef struct Delivery
  */
 extern void deliver_message(const Subscription *subscription, const Claim *claim,
 							const ClaimedMessage *message, Delivery *delivery);
+extern Handler *deliver_match(const Subscription *subscription, TupleTableSlot *slot);
 extern bool deliver_in_progress(void);
 /* position of the message whose delivery has begun and not ended, or -1; and its handler, or NULL */
 extern int64 deliver_running(const Handler **handler);
@@ -134,5 +136,8 @@ extern ErrorData *group_charge(DeliveryGroup *group, Batch *batch, const Handler
 							   ErrorData *error);
 /* give back, uncharged, what was not begun, from message first on */
 extern ErrorData *group_release(DeliveryGroup *group, Batch *batch, int first);
+
+/* park.c: those of the group that no handler took, once more: may they be parked? */
+extern void park_check(DeliveryGroup *group);
 
 #endif							/* OUTBOX_DELIVER_H */

@@ -24,7 +24,7 @@
  * the progress that this needs.  What could not begin in time is left to expiry.
  *
  * Locks: the subscription's, shared; the rows of the token in order of id; then those of
- * handlers found broken, skipping locked ones.
+ * park.c, without waiting.
  */
 #include "deliver.h"
 
@@ -68,7 +68,6 @@ static void append_part(Cover *cover, const Run *run, int64 lower, int64 upper);
 static void move_part(DeliveryGroup *group, Lease *lease, Run *part, Run *rest,
 					  const Delivery *delivery);
 static void renew(const DeliveryGroup *group, Lease *lease);
-static void mark_broken(const DeliveryGroup *group);
 
 ErrorData *
 group_deliver(DeliveryGroup *group, Batch *batch, int limit)
@@ -141,9 +140,9 @@ deliver_all_work(void *arg)
 	Lease	   *lease = group_open(group);
 
 	deliver_all(group, lease);
+	park_check(group);
 	settle(group, lease);
 	renew(group, lease);
-	mark_broken(group);
 	group_close(lease);
 }
 
@@ -329,7 +328,7 @@ compare_places(const void *a, const void *b)
 static bool
 is_settled_alike(const Delivery *a, const Delivery *b)
 {
-	return a->result == b->result &&
+	return a->result == b->result && a->delay == b->delay &&
 		(a->result != DELIVERY_UNHANDLED || (a->handler == b->handler && a->broken == b->broken));
 }
 
@@ -403,7 +402,9 @@ move_part(DeliveryGroup *group, Lease *lease, Run *part, Run *rest, const Delive
 			group->counts.unhandled += count;
 			break;
 		case DELIVERY_RELEASED:
-			run_release(lease->store, part, part->available_at);
+			run_release(lease->store, part, delivery->delay > 0 ?
+						clock_now() + delivery->delay : part->available_at);
+			group->counts.retried += count;
 			break;
 		default:
 			elog(ERROR, "unexpected result %d of a delivery", delivery->result);
@@ -427,20 +428,5 @@ renew(const DeliveryGroup *group, Lease *lease)
 		run_renew(lease->store, run,
 				  now + Min(group->batch->subscription->lease, lease->max_active),
 				  now + lease->max_active);
-	}
-}
-
-static void
-mark_broken(const DeliveryGroup *group)
-{
-	for (int i = 0; i < group->n; i++)
-	{
-		Delivery   *delivery = &group->deliveries[i];
-
-		if (delivery->broken && !delivery->handler->broken)
-		{
-			handler_mark(delivery->handler, true);
-			unconstify(Handler *, delivery->handler)->broken = true;
-		}
 	}
 }

@@ -248,7 +248,7 @@ hook_is_fit(Oid function, const char **why)
 	return *why == NULL;
 }
 
-void
+bool
 handler_mark(const Handler *handler, bool broken)
 {
 	Statement	mark;
@@ -263,5 +263,5 @@ handler_mark(const Handler *handler, bool broken)
 	bind_int8(&mark, handler->id);
 	bind_bool(&mark, broken);
 	bind_time(&mark, clock_now());
-	statement_run_guarded(&mark);
+	return statement_run_guarded(&mark) == 1;
 }

@@ -7,7 +7,8 @@
  * connected as that role, delivers them.
  *
  * Registrations of one subscription wait for each other (subscription_hold()), so that
- * the role, the mode and the key of a handler are decided by what is committed.
+ * the role, the mode and the key of a handler are decided by what is committed.  They also
+ * wait for the commit of who has parked messages (park.c), to find them.
  */
 #include "subscription.h"
 
@@ -322,7 +323,7 @@ register_handler(Handler *wanted, const char *name, bool replace)
 		result = "altered";
 	}
 	else if (existing->broken)
-		handler_mark(existing, false);
+		(void) handler_mark(existing, false);
 
 	(void) subscription_unpark(subscription);
 	wake_at_commit(WORK_LOOK);
@@ -333,7 +334,7 @@ register_handler(Handler *wanted, const char *name, bool replace)
 static Subscription *
 hold_with_handlers(const char *name)
 {
-	Subscription *subscription = subscription_hold(name);
+	Subscription *subscription = subscription_hold(name, LOCK_TO_UNPARK);
 
 	subscription_handlers(subscription, snapshot_push());
 	snapshot_pop();

@@ -409,7 +409,8 @@ outbox_resume(PG_FUNCTION_ARGS)
 static Datum
 set_paused(FunctionCallInfo fcinfo, bool paused)
 {
-	Subscription *subscription = subscription_hold(arg_required_text(fcinfo, 0, "subscription"));
+	Subscription *subscription = subscription_hold(arg_required_text(fcinfo, 0, "subscription"),
+												   AccessShareLock);
 	Statement	change;
 
 	if (subscription->paused == paused)

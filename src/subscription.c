@@ -7,8 +7,8 @@
  * pushed, is fixed by its first use in a conditional update that never waits for the
  * uncommitted first use of somebody else; the next use repeats it.
  *
- * Locks: none for reading.  subscription_hold() takes the subscription's lock in share
- * mode, which keeps unsubscribe() out, and then the row's, which makes registrations,
+ * Locks: none for reading.  subscription_hold() takes the subscription's lock in a
+ * shared mode, which keeps unsubscribe() out, and then the row's, which makes registrations,
  * pause() and resume() of one subscription wait for each other; claims wait for neither.
  */
 #include "subscription.h"
@@ -308,12 +308,12 @@ subscription_unknown(const char *name)
 }
 
 Subscription *
-subscription_hold(const char *name)
+subscription_hold(const char *name, int mode)
 {
 	Subscription *subscription = subscription_get(name);
 	Statement	lock_row;
 
-	subscription_lock(subscription->id, AccessShareLock);
+	subscription_lock(subscription->id, mode);
 	statement_init(&lock_row,
 				   "SELECT s.id FROM outbox.subscription s"
 				   " WHERE s.id OPERATOR(pg_catalog.=) $1 FOR NO KEY UPDATE");

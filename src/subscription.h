@@ -89,8 +89,11 @@ pg_noreturn extern void subscription_unknown(const char *name);
  * mostly locked already.
  */
 extern Subscription *subscription_get_locked(const char *name, int wait_ms);
-/* the same, and keeps others from changing or removing it until the end of the transaction */
-extern Subscription *subscription_hold(const char *name);
+/*
+ * The same, and keeps others from changing or removing it until the end of the transaction;
+ * its lock in the mode given, see catalog.h.
+ */
+extern Subscription *subscription_hold(const char *name, int mode);
 /* 55000 with the call to make where it is the other one */
 extern void subscription_check_mode(Subscription *subscription, SubscriptionMode mode);
 /* the same, and fixes the mode at first use */
@@ -111,8 +114,11 @@ extern int	handler_compare(const Handler *a, const Handler *b);
 extern Oid	handler_function(const Handler *handler);
 /* whether a function may be a hook at all; the reason in *why, or NULL */
 extern bool hook_is_fit(Oid function, const char **why);
-/* remember that its function was missing, or is there again; never waits */
-extern void handler_mark(const Handler *handler, bool broken);
+/*
+ * Remember that its function was missing, or is there again; never waits.  False where it was
+ * known, or somebody else holds the row.
+ */
+extern bool handler_mark(const Handler *handler, bool broken);
 
 /* rights.c: 42501 where the caller may not consume this subscription */
 extern void access_check_consumer(const char *subscription);

@@ -8,11 +8,12 @@
  * superuser who has run SET SESSION AUTHORIZATION, by RESET SESSION AUTHORIZATION.  Other
  * roles' subscriptions are counted as left.
  *
- * Locks: the routing lock, where others' subscriptions must be counted; the row of a
- * handler that is found mended, if it is free.
+ * Locks: the routing lock, where others' subscriptions must be counted; the subscription's,
+ * to unpark, and the row of a handler that is found mended, both if they are free.
  */
 #include "deliver.h"
 
+#include "catalog.h"
 #include "route.h"
 
 #include "miscadmin.h"
@@ -121,7 +122,11 @@ is_own(const Subscription *subscription)
 	return subscription->handlers != NIL;
 }
 
-/* A function that was missing is there again: what was parked for it is ready again. */
+/*
+ * A function that was missing is there again: what was parked for it is ready again.  Where
+ * somebody has parked messages and not committed, the mark is left to the next call, which
+ * finds those too.
+ */
 static void
 mend_handlers(const Subscription *subscription)
 {
@@ -134,7 +139,9 @@ mend_handlers(const Subscription *subscription)
 
 		if (!handler->broken || !OidIsValid(handler_function(handler)))
 			continue;
-		handler_mark(handler, false);
+		if (!mended && !subscription_lock_if_free(subscription->id, LOCK_TO_UNPARK))
+			return;
+		(void) handler_mark(handler, false);
 		mended = true;
 	}
 	if (mended)

@@ -144,6 +144,17 @@ ALTER FUNCTION shop.hidden(outbox.message) RENAME TO hook;
 CALL outbox.drain();
 SELECT name_pattern, state FROM outbox.handlers ORDER BY 1;
 SELECT status, count(*) FROM outbox.messages GROUP BY 1;
+-- shown so also where the group is done again, one message at a time
+SELECT outbox.register_hook('trap', 'shop.trap', max_attempts => 1);
+ALTER FUNCTION shop.hook(outbox.message) RENAME TO hidden;
+SELECT count(*) FROM outbox.enqueue_batch('good', '[8, 9]');
+SELECT outbox.enqueue('trap', '10') IS NOT NULL;
+CALL outbox.drain();
+SELECT name_pattern, state FROM outbox.handlers ORDER BY 1;
+ALTER FUNCTION shop.hidden(outbox.message) RENAME TO hook;
+CALL outbox.drain();
+SELECT status, count(*) FROM outbox.messages WHERE name <> 'trap' GROUP BY 1;
+SELECT outbox.unregister('trap');
 -- replaced while it is delivered, by itself
 CREATE FUNCTION shop.replace_me(m outbox.message) RETURNS void LANGUAGE plpgsql AS $f$
 BEGIN
