@@ -100,11 +100,20 @@ typedef struct DeliveryCounts
 	int64		left_over;
 } DeliveryCounts;
 
+/* where a message of a claim lies */
+typedef struct Place
+{
+	int64		position;
+	int			index;			/* in the claim */
+	bool		settled;
+} Place;
+
 /* what one claim took; lives until all of it is dealt with */
 typedef struct Batch
 {
 	Subscription *subscription;
 	Claim	   *claim;
+	Place	   *places;			/* of all messages, by position; made by the first group */
 	pg_uuid_t	token;
 	int			next;			/* first message that was not dealt with */
 	bool		own_commit;		/* drain(): a group ends with a commit, and so after a while */
@@ -120,6 +129,7 @@ typedef struct DeliveryGroup
 {
 	Batch	   *batch;
 	int			first;
+	MemoryContext context;		/* of all that the group needs, what is here included */
 	int			limit;			/* messages at most */
 	int			n;				/* begun, from first on; also where the group failed */
 	Delivery   *deliveries;		/* of these */
@@ -128,7 +138,7 @@ typedef struct DeliveryGroup
 	Delivery	charge;			/* group_charge(): with what */
 } DeliveryGroup;
 
-/* NULL if it succeeded; else nothing of it has happened */
+/* NULL if it succeeded; else nothing of it has happened.  What they return lives until group_end() */
 extern ErrorData *group_deliver(DeliveryGroup *group, Batch *batch, int limit);
 extern bool group_holds(const pg_uuid_t *token);
 /* charge one message with the error that its group could not get rid of */
@@ -136,6 +146,7 @@ extern ErrorData *group_charge(DeliveryGroup *group, Batch *batch, const Handler
 							   ErrorData *error);
 /* give back, uncharged, what was not begun, from message first on */
 extern ErrorData *group_release(DeliveryGroup *group, Batch *batch, int first);
+extern void group_end(DeliveryGroup *group);
 
 /* park.c: those of the group that no handler took, once more: may they be parked? */
 extern void park_check(DeliveryGroup *group);

@@ -22,7 +22,8 @@
  * Which subscriptions that is about is in targets.c.
  *
  * What a claim returned and what it was claimed for outlive transactions: they lie in a
- * memory context of the call that is reset after each batch.
+ * memory context of the call that is reset after each batch; what a group needs lies in one
+ * of its own, since a batch may have as many groups as rows to read in each of them.
  *
  * Locks: as described in claim.c and group.c; none from one transaction to the next.
  */
@@ -364,6 +365,7 @@ deliver_batch(Drain *drain, Batch *batch)
 			for (int end = batch->next + Max(group.n, 1); batch->next < end;)
 				deliver_alone(drain, batch);
 		}
+		group_end(&group);
 		if (drain->own_commit && (QueryCancelPending || ProcDiePending))
 			stop(drain, batch, batch->next, NULL);
 		if (drain->stop != NULL && batch->next < batch->claim->n && drain->stop(true))
@@ -388,6 +390,7 @@ deliver_alone(Drain *drain, Batch *batch)
 		if (error == NULL)
 		{
 			accept_group(drain, batch, &group);
+			group_end(&group);
 			return;
 		}
 		if (group.cancel != NULL || is_cancel(error))
@@ -397,8 +400,10 @@ deliver_alone(Drain *drain, Batch *batch)
 		if (!is_transient(error) || try == TRIES)
 		{
 			charge_message(drain, batch, group.deliveries[0].handler, error);
+			group_end(&group);
 			return;
 		}
+		group_end(&group);
 		pause_before(try);
 	}
 }
@@ -418,6 +423,7 @@ charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *er
 	if (failure == NULL)
 	{
 		accept_group(drain, batch, &group);
+		group_end(&group);
 		return;
 	}
 	if (is_cancel(failure) || ++drain->unsettled > 1)
@@ -427,6 +433,7 @@ charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *er
 			 errmsg("a message of subscription \"%s\" could not be settled: %s",
 					batch->subscription->name, failure->message),
 			 errdetail("It stays claimed until its lease ends.")));
+	group_end(&group);
 	batch->next++;
 }
 

@@ -31,19 +31,12 @@
 #include "miscadmin.h"
 #include "portability/instr_time.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 /* A group that commits ends after so much time. */
 #define GROUP_MSECS		1000.0
-
-/* a message of the claim that lies in a certain run */
-typedef struct Place
-{
-	int64		position;
-	int			index;			/* in the claim */
-	bool		settled;
-} Place;
 
 static const pg_uuid_t *held_token = NULL;
 
@@ -59,7 +52,11 @@ static Delivery *delivery_at(const DeliveryGroup *group, int index);
 static void settle(DeliveryGroup *group, Lease *lease);
 static void settle_single(DeliveryGroup *group, Lease *lease, int64 position,
 						  const Delivery *delivery);
-static Place *places_in(const DeliveryGroup *group, const Run *run, int *n);
+static void settle_run(DeliveryGroup *group, Lease *lease, int which);
+static bool *runs_with_messages(const DeliveryGroup *group, const Lease *lease);
+static Place *places_of(const Claim *claim);
+static Place *places_in(const Batch *batch, const Run *run, int *n);
+static int	first_place(const Batch *batch, int64 position);
 static int	compare_places(const void *a, const void *b);
 static bool is_settled_alike(const Delivery *a, const Delivery *b);
 static void settle_alike(DeliveryGroup *group, Lease *lease, int which,
@@ -102,14 +99,27 @@ group_release(DeliveryGroup *group, Batch *batch, int first)
 static ErrorData *
 group_try(DeliveryGroup *group, Batch *batch, void (*work) (void *arg))
 {
+	MemoryContext caller = CurrentMemoryContext;
 	ErrorData  *error;
 
+	if (batch->places == NULL)
+		batch->places = places_of(batch->claim);
 	group->batch = batch;
+	group->context = AllocSetContextCreate(caller, "outbox group", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(group->context);
 	group->deliveries = palloc0(Max(group->limit, 1) * sizeof(Delivery));
 	held_token = &batch->token;
 	error = subtransaction_try(work, group);
 	held_token = NULL;
+	MemoryContextSwitchTo(caller);
 	return error;
+}
+
+/* A batch of many rows has many groups, each of which reads them all. */
+void
+group_end(DeliveryGroup *group)
+{
+	MemoryContextDelete(group->context);
 }
 
 /* Does the group that is being delivered hold this token?  Its hooks must not take its rows. */
@@ -244,30 +254,56 @@ delivery_at(const DeliveryGroup *group, int index)
 static void
 settle(DeliveryGroup *group, Lease *lease)
 {
+	bool	   *wanted = runs_with_messages(group, lease);
+
 	for (int i = 0; i < group->n; i++)
 		settle_single(group, lease, group->batch->claim->messages[group->first + i].position,
 					  &group->deliveries[i]);
 
 	for (int which = 0; which < lease->n; which++)
 	{
-		Place	   *places;
-		int			n;
+		/* what drain() has called it settles, before it stops; deliver() undoes it anyway */
+		if (!group->batch->own_commit)
+			CHECK_FOR_INTERRUPTS();
+		if (wanted[which] && lease->runs[which] != NULL)
+			settle_run(group, lease, which);
+	}
+}
 
-		if (lease->runs[which] == NULL)
-			continue;
-		places = places_in(group, lease->runs[which], &n);
-		for (int delivered = 0; delivered <= 1; delivered++)
+static void
+settle_run(DeliveryGroup *group, Lease *lease, int which)
+{
+	int			n;
+	Place	   *places = places_in(group->batch, lease->runs[which], &n);
+
+	for (int delivered = 0; delivered <= 1; delivered++)
+	{
+		for (int i = 0; i < n && lease->runs[which] != NULL; i++)
 		{
-			for (int i = 0; i < n && lease->runs[which] != NULL; i++)
-			{
-				Delivery   *delivery = delivery_at(group, places[i].index);
+			Delivery   *delivery = delivery_at(group, places[i].index);
 
-				if (delivery != NULL && !places[i].settled &&
-					(delivery->result == DELIVERY_DONE) == (delivered == 1))
-					settle_alike(group, lease, which, places, n, i);
-			}
+			if (delivery != NULL && !places[i].settled &&
+				(delivery->result == DELIVERY_DONE) == (delivered == 1))
+				settle_alike(group, lease, which, places, n, i);
 		}
 	}
+	pfree(places);
+}
+
+/* Which runs of the lease hold a message of the group: mostly a few of many. */
+static bool *
+runs_with_messages(const DeliveryGroup *group, const Lease *lease)
+{
+	bool	   *wanted = palloc0(Max(lease->n, 1) * sizeof(bool));
+
+	for (int i = 0; i < group->n; i++)
+	{
+		int			which = lease_index(lease, group->batch->claim->messages[group->first + i].position);
+
+		if (which >= 0)
+			wanted[which] = true;
+	}
+	return wanted;
 }
 
 static void
@@ -302,21 +338,58 @@ settle_single(DeliveryGroup *group, Lease *lease, int64 position, const Delivery
 		group->counts.retried++;
 }
 
+static Place *
+places_of(const Claim *claim)
+{
+	Place	   *places = palloc(Max(claim->n, 1) * sizeof(Place));
+
+	for (int i = 0; i < claim->n; i++)
+		places[i] = (Place) {claim->messages[i].position, i, false};
+	qsort(places, claim->n, sizeof(Place), compare_places);
+	return places;
+}
+
 /* The claim's messages that lie in a run, in order of position. */
 static Place *
-places_in(const DeliveryGroup *group, const Run *run, int *n)
+places_in(const Batch *batch, const Run *run, int *n)
 {
-	const Claim *claim = group->batch->claim;
-	Place	   *places = palloc(claim->n * sizeof(Place));
+	const Cover *cover = run->positions;
+	Place	   *places;
 
 	*n = 0;
-	for (int i = 0; i < claim->n; i++)
+	for (int i = 0; i < cover->n; i++)
+		*n += first_place(batch, cover->ranges[i].upper) - first_place(batch, cover->ranges[i].lower);
+	places = palloc(Max(*n, 1) * sizeof(Place));
+
+	*n = 0;
+	for (int i = 0; i < cover->n; i++)
 	{
-		if (cover_contains(run->positions, claim->messages[i].position))
-			places[(*n)++] = (Place) {claim->messages[i].position, i, false};
+		int			first = first_place(batch, cover->ranges[i].lower);
+		int			end = first_place(batch, cover->ranges[i].upper);
+
+		memcpy(places + *n, batch->places + first, (end - first) * sizeof(Place));
+		*n += end - first;
 	}
-	qsort(places, *n, sizeof(Place), compare_places);
 	return places;
+}
+
+/* The first at this position or above it. */
+static int
+first_place(const Batch *batch, int64 position)
+{
+	int			low = 0;
+	int			high = batch->claim->n;
+
+	while (low < high)
+	{
+		int			middle = (low + high) / 2;
+
+		if (batch->places[middle].position >= position)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return low;
 }
 
 static int

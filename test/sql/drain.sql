@@ -169,6 +169,31 @@ DELETE FROM shop.seen;
 CALL outbox.drain();
 SELECT string_agg(name, ' ' ORDER BY n) FROM shop.seen;
 
+-- A batch of as many rows as messages, which have failed one by one: what a group needs it gives back.
+SELECT outbox.reset() > 0;
+CREATE FUNCTION shop.memory(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF m.attempts = 1 THEN
+        RAISE EXCEPTION 'failed';
+    ELSIF CAST(m.payload AS int) % 50 = 0 THEN
+        INSERT INTO shop.seen (name, payload)
+        SELECT 'memory', to_jsonb(sum(total_bytes)) FROM pg_backend_memory_contexts;
+    END IF;
+END
+$$;
+SELECT outbox.register_hook('memory', 'shop.memory', retry => '{1 ms}');
+SELECT count(*) FROM outbox.enqueue_batch('memory', (SELECT jsonb_agg(g) FROM generate_series(1, 1000) g));
+SET outbox.batch_size = 1000;
+SELECT claimed, retried FROM outbox.deliver(max_messages => 1000);
+SET outbox.clock_offset = 1000;
+SELECT count(*) = 1000 AS rows FROM outbox.delivery WHERE state = 'ready';
+DELETE FROM shop.seen;
+CALL outbox.drain();
+SELECT max(CAST(payload AS bigint)) - (array_agg(CAST(payload AS bigint) ORDER BY n))[1] < 500000 AS bounded FROM shop.seen HAVING count(*) = 20;
+RESET outbox.clock_offset;
+RESET outbox.batch_size;
+SELECT outbox.unregister('memory');
+
 -- What failed does not hold up the others, and what it did is undone.
 SELECT outbox.reset() > 0;
 DELETE FROM shop.seen;
