@@ -35,6 +35,9 @@ typedef struct ClockState
 	pg_atomic_uint64 anchor;
 } ClockState;
 
+/* A wall clock that was set back by more is not what clock_start_above() is for. */
+#define AHEAD_MOST	(365 * USECS_PER_DAY)
+
 static ClockState local_clock;
 static ClockState *clock_state = NULL;
 
@@ -168,8 +171,17 @@ clock_start_above(TimestampTz unshifted)
 {
 	ClockState *clock = state();
 
-	if ((uint64) unshifted <= clock_raw(clock))
+	if (unshifted <= (int64) clock_raw(clock))
 		return;
+	/* one clock serves all databases: a row that somebody wrote in one must not move it for good */
+	if (unshifted > GetCurrentTimestamp() + AHEAD_MOST)
+	{
+		ereport(WARNING,
+				(errmsg("the last routing pass is from the future and does not move the clock"),
+				 errdetail("It was at %s.", timestamptz_to_str(unshifted)),
+				 errhint("If the clock of this machine is right, somebody has written to outbox.frontier.")));
+		return;
+	}
 	raise_to(&clock->anchor, (uint64) (unshifted - monotonic_usecs()));
 	raise_to(&clock->last, (uint64) unshifted);
 }

@@ -265,8 +265,9 @@ gather(Filing *filing, TupleTableSlot *slot, int64 position)
 	bool		isnull;
 	char	   *name = TextDatumGetCString(slot_getattr(slot, LOG_NAME, &isnull));
 	char	   *kind = TextDatumGetCString(slot_getattr(slot, LOG_KIND, &isnull));
+	TimestampTz created_at = log_created_at(slot);
 
-	filing->newest = Max(filing->newest, log_created_at(slot));
+	filing->newest = Max(filing->newest, created_at);
 	for (int i = 0; i < filing->n_targets; i++)
 	{
 		Target	   *target = &filing->targets[i];
@@ -389,7 +390,12 @@ file_gathered(Filing *filing, bool range_ends)
 		if (target->subscription->mode == MODE_PUSHED)
 			least = Min(least, outbox_batch_size);
 		if (range_ends)
-			length = Min(length, Max(least, length_of_runs(rest)));
+		{
+			int			wanted = length_of_runs(rest);
+
+			wanted = Max(least, wanted);
+			length = Min(length, wanted);
+		}
 		target_file(filing, target, length);
 		target->n = 0;
 	}

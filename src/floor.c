@@ -308,6 +308,7 @@ void
 floor_begin(FloorScan *scan, int64 subscription_id, FloorKind kind)
 {
 	FloorEntry *entry;
+	TimestampTz pin;
 
 	scan->subscription_id = subscription_id;
 	scan->kind = kind;
@@ -325,13 +326,15 @@ floor_begin(FloorScan *scan, int64 subscription_id, FloorKind kind)
 
 	scan->limit = clock_tick_unshifted(1);
 	pg_memory_barrier();
-	scan->limit = Min(scan->limit, smallest_pin());
+	pin = smallest_pin();
+	scan->limit = Min(scan->limit, pin);
 	pg_memory_barrier();		/* PREPARE sets the sticky pin before it clears its own */
 	if (floor_state->sticky_time != NO_PIN)
 	{
 		LWLockAcquire(floor_state->lock, LW_EXCLUSIVE);
-		scan->limit = Min(scan->limit, sticky_pin());
+		pin = sticky_pin();		/* asked once: a second answer may be another */
 		LWLockRelease(floor_state->lock);
+		scan->limit = Min(scan->limit, pin);
 	}
 }
 

@@ -174,13 +174,15 @@ launcher_turn(void)
 {
 	TimestampTz now = clock_machine();
 	TimestampTz next = now + LAUNCHER_POLL;
+	TimestampTz probe_at;
 	bool		others_wait = false;
 
 	if (!outbox_enabled)
 		return next;
 	if (release_dead_suspenders())
 		next = now + USECS_PER_SEC;
-	next = Min(next, probe_next(now));
+	probe_at = probe_next(now);
+	next = Min(next, probe_at);
 
 	/* after the one that was started last, so that the first do not starve the others */
 	for (int i = 1; i <= DATABASES_MAX; i++)

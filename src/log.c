@@ -240,7 +240,11 @@ log_last_position(LogReader *reader)
 		segment->done = true;
 		if (!segment->empty &&
 			index_getnext_slot(segment->scan, BackwardScanDirection, segment->slot))
-			last = Max(last, log_position(segment->slot));
+		{
+			int64		position = log_position(segment->slot);
+
+			last = Max(last, position);
+		}
 	}
 	return last;
 }

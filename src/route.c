@@ -225,7 +225,8 @@ pass(Frontier *s1, Frontier *s2, Snapshot snapshot, int64 subscription_id, int64
 		next.horizon = cut;
 
 	*rows += filing_seen(filing);
-	next.newest = Max(s1->newest, filing_newest(filing));
+	next.newest = filing_newest(filing);
+	next.newest = Max(s1->newest, next.newest);
 	if (filing_seen(filing) > 0)
 	{
 		keep_running(&next, s1, s2);
@@ -344,6 +345,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		Frontier	s1;
 		Frontier	s2;
 		Snapshot	snapshot;
+		int64		first_running;
 
 		CHECK_FOR_INTERRUPTS();
 		*wrote |= identity_ensure();
@@ -364,6 +366,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 
 			frontier_sign(&ours);
 			ours.id = frontier_append(&s1, &ours);
+			ours.created_at = 0;	/* that was another machine's clock */
 			s1 = ours;
 			*wrote = true;
 		}
@@ -381,7 +384,8 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 			target = s2.horizon;
 		/* stop at what is seen running for the first time */
 		seen = Max(seen, s1.seen);
-		s2.horizon = Min(s2.horizon, first_running_not_below(&s2, Max(seen, s1.horizon)));
+		first_running = first_running_not_below(&s2, Max(seen, s1.horizon));
+		s2.horizon = Min(s2.horizon, first_running);
 		seen = s2.seen;
 
 		total += pass(&s1, &s2, snapshot, subscription_id, enough == 0 ? 0 : enough - total,

@@ -335,7 +335,8 @@ renew_runs(Lease *lease, const int *named, int64 duration)
 
 	for (int i = 0; i < lease->n; i++)
 		active_until = Max(active_until, lease->runs[i]->active_until);
-	locked_until = Min(clock_now() + duration, active_until);
+	locked_until = clock_now() + duration;
+	locked_until = Min(locked_until, active_until);
 
 	snapshot_push();
 	for (int i = 0; i < lease->n; i++)
