@@ -41,8 +41,10 @@ history_turn(TimestampTz due)
 		sweeping = false;
 	else
 	{
-		ErrorData  *error = subtransaction_try(work, &sweeping);
+		ErrorData  *error;
 
+		session_become_owner();
+		error = subtransaction_try(work, &sweeping);
 		if (error != NULL)
 			sweeping = false;
 		tell(error);

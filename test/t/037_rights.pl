@@ -8,7 +8,7 @@ use WorkerTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = worker_node('rights');
+my $node = worker_node('rights', conf => "outbox.retention = '100s'\n");
 
 database($node, 'postgres');
 sql($node, "CREATE ROLE app LOGIN; SELECT outbox.subscribe('theirs', 'their'); SELECT outbox.subscribe('pulled', '#')");
@@ -129,6 +129,7 @@ sql($node, <<~'SQL', 'demoted');
 		RETURN coalesce(new, old);
 	END $$;
 	CREATE TRIGGER trap BEFORE INSERT OR UPDATE ON outbox.delivery FOR EACH ROW EXECUTE FUNCTION trap();
+	CREATE TRIGGER trap BEFORE INSERT OR UPDATE ON outbox.segment FOR EACH ROW EXECUTE FUNCTION trap();
 	CREATE FUNCTION hook(m outbox.message) RETURNS void LANGUAGE sql AS $$ INSERT INTO public.loot SELECT 'hook as ' || current_user $$;
 	SELECT outbox.register_hook('mine', 'public.hook');
 	SELECT outbox.subscribe('forged');
@@ -144,6 +145,11 @@ eventually($node, "SELECT delivered FROM outbox.status WHERE subscription = 'def
 eventually_log($node, qr/WARNING:  hooks of role "boss" in .* are not called\n.*DETAIL:  The owner of the extension's tables has not/, $offset,
 	'nobody else\'s');
 is_sql($node, "SELECT state FROM outbox.handlers WHERE role = 'boss'", 'forbidden', 'as the view says', 'demoted');
+# the ring too is written with his rights, whoever turns it
+($status, $out, $err) = as_role($node, 'owner', "SELECT outbox.purge('infinity')", 'demoted');
+is($status, 0, 'he has a segment condemned') or diag($err);
+is_sql($node, 'SELECT count(*) FROM outbox.segment WHERE condemned_at IS NOT NULL', '1', 'and it is', 'demoted');
+eventually($node, 'SELECT count(*) FROM outbox.segment WHERE condemned_at IS NOT NULL', '0', 'the coordinator truncates it', 'demoted');
 is_sql($node, "SELECT string_agg(DISTINCT what, ', ') FROM loot", 'hook as owner', 'and nothing runs with other rights than his', 'demoted');
 sql($node, 'GRANT boss TO owner', 'demoted');
 eventually($node, "SELECT count(*) > 0 FROM loot WHERE what = 'hook as boss'", 't', 'but for roles that are his', 'demoted');
