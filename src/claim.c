@@ -25,6 +25,7 @@
 #include "route.h"
 #include "worker.h"
 
+#include "access/heaptoast.h"
 #include "access/htup_details.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -358,7 +359,11 @@ take_from_run(Taking *taking, LogReader *reader, Run *run)
 	Run		   *part;
 
 	if (taking->piece)
-		limit = Min(limit, piece_limit(run));
+	{
+		int			most = piece_limit(run);
+
+		limit = Min(limit, most);
+	}
 	found = read_messages(taking, reader, run, limit);
 	if (found < limit)
 		lose_messages(taking, run, found);
@@ -441,6 +446,9 @@ read_range(Taking *taking, LogReader *reader, int64 lower, int64 upper, int limi
 			claim->log_desc = CreateTupleDescCopy(slot->tts_tupleDescriptor);
 		message = &claim->messages[claim->n++];
 		message->tuple = ExecCopySlotHeapTuple(slot);
+		/* its hook is called after this commit, and then nothing keeps the segment from being truncated */
+		if (taking->subscription->mode == MODE_PUSHED && HeapTupleHasExternal(message->tuple))
+			message->tuple = toast_flatten_tuple(message->tuple, claim->log_desc);
 		message->position = log_position(slot);
 		message->created_at = log_created_at(slot);
 		found++;
