@@ -35,6 +35,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 /* Who is idle leaves by itself; who calls a hook, or is registered, takes longer. */
@@ -73,7 +74,8 @@ static Oid owned_database(const char *name);
 static bool suspend(Oid database);
 static bool anybody_connected(Oid database, bool signal_them);
 static void resume(Oid database);
-static void after_success(Node *statement, Oid alone);
+static void after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone);
+static void after_drop(Oid wanted, Oid alone);
 static bool is_served(void);
 static void tell_at_commit(ChangeKind kind, Oid database, Oid role);
 static void transaction_end(XactEvent event, void *arg);
@@ -92,6 +94,7 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 			   QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion)
 {
 	Node	   *statement = pstmt->utilityStmt;
+	NodeTag		tag = nodeTag(statement);
 	ProcessUtility_hook_type next = previous_utility ? previous_utility : standard_ProcessUtility;
 	Oid			wanted = database_wanted_alone(statement);
 	Oid			alone = OidIsValid(wanted) && suspend(wanted) ? wanted : InvalidOid;
@@ -109,9 +112,7 @@ outbox_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	after_success(statement, alone);
-	if (IsA(statement, DropdbStmt) && OidIsValid(wanted))
-		counters_forget_database(wanted);
+	after_success(tag, statement, wanted, alone);
 }
 
 /*
@@ -276,19 +277,19 @@ resume(Oid database)
 		database_resume(slot);
 }
 
+/*
+ * A CALL that has ended a transaction may have freed its own statement: only those of the
+ * kinds named here are looked at, which cannot.
+ */
 static void
-after_success(Node *statement, Oid alone)
+after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone)
 {
 	if (worker_state == NULL)
 		return;
-	switch (nodeTag(statement))
+	switch (tag)
 	{
 		case T_DropdbStmt:
-			if (OidIsValid(alone))
-			{
-				database_slot_free(database_slot(alone, false));
-				floor_reset_database(alone);
-			}
+			after_drop(wanted, alone);
 			return;
 		case T_CreatedbStmt:
 			tell_at_commit(CHANGE_DATABASE, get_database_oid(castNode(CreatedbStmt, statement)->dbname, true), InvalidOid);
@@ -325,6 +326,27 @@ after_success(Node *statement, Oid alone)
 	}
 	if (OidIsValid(alone))
 		resume(alone);
+}
+
+/* With IF EXISTS it may have been dropped by somebody else meanwhile, or have another name now. */
+static void
+after_drop(Oid wanted, Oid alone)
+{
+	DatabaseSlot *slot = database_slot(alone, false);
+
+	if (!OidIsValid(wanted))
+		return;
+	CommandCounterIncrement();
+	if (SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(wanted)))
+	{
+		if (OidIsValid(alone))
+			resume(alone);
+		return;
+	}
+	if (OidIsValid(alone) && slot != NULL)
+		database_slot_free(slot);
+	floor_reset_database(wanted);
+	counters_forget_database(wanted);
 }
 
 /* Whether workers serve the database of this session: waking them for another would announce it. */
