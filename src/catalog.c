@@ -66,25 +66,30 @@ static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_CLAIMED_MESSAGE_TYPE] = "claimed_message",
 };
 
-/* How many columns the install script makes, and the last of them. */
+/* The columns that the install script makes: the type of each, a capital where it is NOT NULL; and the last name. */
 static const struct
 {
-	int			count;
+	const char *types;
 	const char *last;
 }			table_columns[] = {
-	[OB_LOG_0] = {19, "ordering_key"},
-	[OB_LOG_1] = {19, "ordering_key"},
-	[OB_LOG_2] = {19, "ordering_key"},
-	[OB_LOG_KEPT] = {19, "ordering_key"},
-	[OB_SEGMENT] = {8, "sweep_from"},
-	[OB_IDENTITY] = {6, "in_use"},
-	[OB_FRONTIER] = {9, "newest"},
-	[OB_SUBSCRIPTION] = {10, "created_at"},
-	[OB_HANDLER] = {16, "created_at"},
-	[OB_DELIVERY] = {19, "last_error"},
-	[OB_SELF_ROUTED] = {3, "upper"},
-	[OB_DEDUPE] = {4, "expires_at"},
-	[OB_ACCESS] = {4, "subscription"},
+	[OB_LOG_0] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
+	[OB_LOG_1] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
+	[OB_LOG_2] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
+	[OB_LOG_KEPT] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
+	[OB_SEGMENT] = {"IBzlllll", "sweep_from"},
+	[OB_IDENTITY] = {"BLOLZB", "in_use"},
+	[OB_FRONTIER] = {"LLALLLOZZ", "newest"},
+	[OB_SUBSCRIPTION] = {"LTTtTBvviZ", "created_at"},
+	[OB_HANDLER] = {"LLTtittBNOTviwzZ", "created_at"},
+	[OB_DELIVERY] = {"LLLLZIIIBTMuzzzzltj", "last_error"},
+	[OB_SELF_ROUTED] = {"LLL", "upper"},
+	[OB_ACCESS] = {"LNOt", "subscription"},
+};
+
+static const Oid column_types[] = {
+	['a'] = INT8ARRAYOID, ['b'] = BOOLOID, ['i'] = INT4OID, ['j'] = JSONBOID, ['l'] = INT8OID,
+	['m'] = INT8MULTIRANGEOID, ['n'] = NAMEOID, ['o'] = OIDOID, ['t'] = TEXTOID, ['u'] = UUIDOID,
+	['v'] = INTERVALOID, ['w'] = INTERVALARRAYOID, ['z'] = TIMESTAMPTZOID,
 };
 
 static Oid	extension_oid = InvalidOid;
@@ -93,6 +98,8 @@ static TupleDesc row_types[OUTBOX_OBJECTS];
 
 static void forget(Datum argument, Oid relation);
 static void look_up_extension(void);
+static bool is_column(Form_pg_attribute column, char type);
+static void refuse_table(Relation rel, int count, const char *last);
 static void subscription_locktag(LOCKTAG *tag, int64 subscription_id);
 
 void
@@ -196,27 +203,44 @@ int
 outbox_check_columns(OutboxObject table, Relation rel)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
-	int			count = table_columns[table].count;
-	int			ours = 0;
+	const char *types = table_columns[table].types;
+	int			count = strlen(types);
+	bool		same = (desc->natts >= count);
+
+	for (int i = 0; same && i < desc->natts; i++)
+		same = (i < count) ? is_column(TupleDescAttr(desc, i), types[i]) : TupleDescAttr(desc, i)->attisdropped;
+	if (!same || strcmp(NameStr(TupleDescAttr(desc, count - 1)->attname), table_columns[table].last) != 0)
+		refuse_table(rel, count, table_columns[table].last);
+	return count;
+}
+
+/* What somebody made NOT NULL that was not is his, and does no harm. */
+static bool
+is_column(Form_pg_attribute column, char type)
+{
+	bool		not_null = (type >= 'A' && type <= 'Z');
+
+	return !column->attisdropped && column->atttypid == column_types[not_null ? type - 'A' + 'a' : type] &&
+		(column->attnotnull || !not_null);
+}
+
+static void
+refuse_table(Relation rel, int count, const char *last)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
 	int			dropped = 0;
 
 	for (int i = 0; i < desc->natts; i++)
-	{
 		dropped += TupleDescAttr(desc, i)->attisdropped;
-		if (i < count)
-			ours += !TupleDescAttr(desc, i)->attisdropped;
-	}
-	if (ours == count && desc->natts == count + dropped &&
-		strcmp(NameStr(TupleDescAttr(desc, count - 1)->attname), table_columns[table].last) == 0)
-		return count;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"outbox.%s\" was altered", RelationGetRelationName(rel)),
-			 errdetail("It has %d columns, %d of them dropped; the extension made %d, the last one \"%s\".",
-					   desc->natts, dropped, count, table_columns[table].last),
+			 desc->natts - dropped == count ?
+			 errdetail("Its columns have other types, names or places, or may be NULL.") :
+			 errdetail("It has %d columns; the extension made %d, the last one \"%s\".",
+					   desc->natts - dropped, count, last),
 			 errhint("Drop the columns that were added, and keep your own in a table beside it."
 					 " After an upgrade of the library, run ALTER EXTENSION outbox UPDATE.")));
-	return 0;					/* keep compiler quiet */
 }
 
 /* The tables' owner: as REASSIGN OWNED leaves it. */
