@@ -163,6 +163,9 @@ outbox_coordinator_main(Datum argument)
 		do_again(coordinator);
 		PG_exception_stack = &local_sigjmp_buf;
 		session_pause(coordinator->slot, pause);
+		/* a turn that fails for good must not keep others from theirs */
+		if (worker_should_leave(coordinator->slot) || worker_should_make_room(coordinator->slot))
+			proc_exit(1);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
@@ -181,13 +184,11 @@ outbox_coordinator_main(Datum argument)
 
 		now = clock_machine();
 		pg_atomic_write_u32(&coordinator->slot->busy, 0);
-		if (coordinator->more)
+		if (coordinator->more || gather(coordinator))
 		{
 			CHECK_FOR_INTERRUPTS();
 			session_reload();
 		}
-		else if (gather(coordinator))
-			continue;
 		else if (session_wait(Min(Min(coordinator->deadline, coordinator->history_at) - now, coordinator->poll)))
 			coordinator->poll = MSECS(outbox_poll_interval);
 		else
@@ -250,8 +251,8 @@ meet(Coordinator *coordinator, TimestampTz time)
 
 	if (TIMESTAMP_NOT_FINITE(time))
 		return;
-	left = Max(time - clock_now(), 0);
-	again_by(coordinator, clock_machine() + left + 1000);
+	left = time - clock_now();
+	again_by(coordinator, clock_machine() + Max(left, 0) + 1000);
 }
 
 static void

@@ -147,6 +147,7 @@ void
 delivery_give_back(int code, Datum argument)
 {
 	MemoryContext caller = CurrentMemoryContext;
+	uint32		holdoff = InterruptHoldoffCount;
 
 	worker_hook_until(0);
 	if (!drain_has_batch())
@@ -162,7 +163,8 @@ delivery_give_back(int code, Datum argument)
 	}
 	PG_CATCH();
 	{
-		RESUME_INTERRUPTS();
+		/* an error has set it to 0, whatever was held */
+		InterruptHoldoffCount = holdoff;
 		MemoryContextSwitchTo(caller);
 		FlushErrorState();
 		AbortOutOfAnyTransaction();

@@ -39,6 +39,7 @@ static bool is_owner = false;
 
 static void force_settings(bool user_code);
 static bool lock_extension(Oid extension, bool wait);
+static bool may_end_pause(const WorkerSlot *slot);
 
 /*
  * What a database or a role has set must not stop a process that nobody watches.
@@ -217,6 +218,15 @@ session_reload(void)
 	ProcessConfigFile(PGC_SIGHUP);
 }
 
+/* Who is asked to leave: a coordinator also for another database's. */
+static bool
+may_end_pause(const WorkerSlot *slot)
+{
+	if (slot == NULL)
+		return false;
+	return worker_should_leave(slot) || (slot->kind == WORKER_COORDINATOR && worker_should_make_room(slot));
+}
+
 /* An error that comes again with each commit shall not fill the log. */
 void
 session_pause(const WorkerSlot *slot, int64 usecs)
@@ -224,7 +234,7 @@ session_pause(const WorkerSlot *slot, int64 usecs)
 	TimestampTz until = clock_machine() + usecs;
 	int64		left;
 
-	while ((left = until - clock_machine()) > 0 && (slot == NULL || !worker_should_leave(slot)))
+	while ((left = until - clock_machine()) > 0 && !may_end_pause(slot))
 		(void) session_wait(left);
 }
 

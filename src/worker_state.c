@@ -219,7 +219,8 @@ pusher_of(Oid database, Oid role)
 		if (pusher->database == database && pusher->role == role)
 			return pusher;
 	}
-	pusher = &worker_state->pushers[worker_state->next_pusher++ % PUSHERS_MAX];
+	pusher = &worker_state->pushers[worker_state->next_pusher];
+	worker_state->next_pusher = (worker_state->next_pusher + 1) % PUSHERS_MAX;
 	*pusher = (Pusher) {database, role, 0, DT_NOBEGIN, false};
 	return pusher;
 }
