@@ -65,6 +65,6 @@ read_workers(bool *launcher, bool *slots_short)
 {
 	LWLockAcquire(worker_state->lock, LW_SHARED);
 	*launcher = (worker_state->launcher_pid != 0);
-	*slots_short = (clock_machine() - worker_state->no_slot_at < USECS_PER_MINUTE);
+	*slots_short = (clock_machine() + MSECS(outbox_clock_offset) - worker_state->no_slot_at < USECS_PER_MINUTE);
 	LWLockRelease(worker_state->lock);
 }
