@@ -120,6 +120,19 @@ busy_database('forced', 'hanging');
 works('DROP DATABASE forced WITH (FORCE)', 'DROP DATABASE WITH (FORCE)');
 works('DROP DATABASE IF EXISTS no_such_database', 'DROP DATABASE IF EXISTS');
 
+# Two who drop the same one: both wait for somebody who comments on it, and the second finds nothing any more.
+busy_database('twice', 'idle');
+my $commenter = session($node, 'postgres');
+$commenter->query_safe(q(BEGIN; COMMENT ON DATABASE twice IS 'holds it'));
+my @droppers = map { in_background($node, 'DROP DATABASE IF EXISTS twice') } 1 .. 2;
+eventually($node, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'DROP DATABASE IF EXISTS twice%' AND wait_event_type = 'Lock'", '2',
+	'two who drop one database wait');
+$commenter->query_safe('ROLLBACK');
+$_->query_safe('SELECT 1') for @droppers;
+$_->quit for $commenter, @droppers;
+is_sql($node, "SELECT count(*) FROM pg_database WHERE datname = 'twice'", '0', 'it is gone, and the server is not');
+is_served('and others are served', 'c_idle');
+
 # Copies side by side, as parallel tests make them
 my @copies = map { in_background($node, "CREATE DATABASE side_$_ TEMPLATE c_idle") } 1 .. 6;
 $_->quit for @copies;
