@@ -105,6 +105,15 @@ SET ROLE regress_outbox_somebody;
 SET outbox.clock_offset = '1h';
 RESET ROLE;
 DROP ROLE regress_outbox_somebody;
+
+-- The last routing pass says where the clock goes on after a restart; one of another age does not.
+BEGIN;
+UPDATE outbox.frontier SET created_at = '2100-01-01 00:00+00';
+SET LOCAL timezone = 'UTC';
+SELECT outbox.enqueue('t', '4') IS NOT NULL;
+SELECT routed FROM outbox.maintain();
+SELECT outbox.clock() < '2090-01-01' AS still_ours;
+ROLLBACK;
 SELECT * FROM pg_temp.broken();
 SELECT dblink_disconnect('other');
 DROP EXTENSION dblink;

@@ -205,6 +205,8 @@ SELECT * FROM pg_temp.altered('delivery ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('frontier ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('frontier DROP COLUMN running');
 SELECT * FROM pg_temp.altered('frontier RENAME COLUMN newest TO oldest');
+SELECT * FROM pg_temp.altered('frontier ALTER COLUMN running DROP NOT NULL');
+SELECT * FROM pg_temp.altered('frontier ALTER COLUMN newest TYPE text');
 SELECT * FROM pg_temp.altered('subscription ADD COLUMN more text');
 SELECT * FROM pg_temp.altered('identity DROP COLUMN in_use');
 SELECT * FROM pg_temp.altered('segment ADD COLUMN more text');
