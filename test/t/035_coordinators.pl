@@ -59,5 +59,20 @@ for my $database ('postgres', 'second')
 	eventually($node, "SELECT count(*) FROM got WHERE name = 'less'", '1', "it serves all: $database", $database);
 }
 
+# One that fails in each turn keeps no other from being served
+sql($node, 'ALTER TABLE outbox.delivery ADD COLUMN more text', 'third');
+enqueue($node, 'broken', 1, 1, 'third');
+eventually_log($node, qr/outbox coordinator\s+ERROR:  table "outbox.delivery" was altered/, $offset, 'the coordinator of a broken database fails');
+for my $n (1 .. 2)
+{
+	for my $database ('postgres', 'second')
+	{
+		enqueue($node, 'beside', $n, $n, $database);
+		eventually($node, "SELECT count(*) FROM got WHERE name = 'beside'", $n, "and others are served: $database, $n", $database);
+	}
+}
+sql($node, 'ALTER TABLE outbox.delivery DROP COLUMN more', 'third');
+eventually($node, "SELECT pending, ready FROM outbox.status WHERE subscription = 'default'", '0|2', 'mended, it is served too', 'third', within => 90);
+
 $node->stop;
 done_testing();
