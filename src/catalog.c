@@ -66,15 +66,12 @@ static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_CLAIMED_MESSAGE_TYPE] = "claimed_message",
 };
 
-/* The columns that the install script makes: the type of each, a capital where it is NOT NULL; and the last name. */
+/* The columns that the install script makes: the type of each, a capital where it is NOT NULL; and the last name. Segments of the log are all like log_kept. */
 static const struct
 {
 	const char *types;
 	const char *last;
 }			table_columns[] = {
-	[OB_LOG_0] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
-	[OB_LOG_1] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
-	[OB_LOG_2] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
 	[OB_LOG_KEPT] = {"LUZZzIiTTJjtttttttt", "ordering_key"},
 	[OB_SEGMENT] = {"IBzlllll", "sweep_from"},
 	[OB_IDENTITY] = {"BLOLZB", "in_use"},

@@ -51,7 +51,7 @@ extern int64 outbox_extension_transaction(void);
 extern Oid	outbox_owner(void);
 /* descriptor of outbox.message or outbox.claimed_message, blessed; not to be freed */
 extern TupleDesc outbox_row_type(OutboxObject type);
-/* how many columns a table has; 55000 unless they are those of the install script; later ones may be dropped */
+/* how many columns a table has; 55000 unless they are those of the install script; later ones may be dropped.  Of a segment: OB_LOG_KEPT */
 extern int	outbox_check_columns(OutboxObject table, Relation rel);
 extern void catalog_register_callbacks(void);
 

@@ -162,9 +162,8 @@ outbox_coordinator_main(Datum argument)
 		MemoryContextReset(coordinator->turn_context);
 		do_again(coordinator);
 		PG_exception_stack = &local_sigjmp_buf;
-		session_pause(coordinator->slot, pause);
 		/* a turn that fails for good must not keep others from theirs */
-		if (worker_should_leave(coordinator->slot) || worker_should_make_room(coordinator->slot))
+		if (session_pause(coordinator->slot, pause))
 			proc_exit(1);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}

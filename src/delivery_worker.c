@@ -69,7 +69,7 @@ outbox_delivery_main(Datum argument)
 		MemoryContextSwitchTo(context);
 		MemoryContextReset(context);
 		PG_exception_stack = &local_sigjmp_buf;
-		session_pause(slot, pause);
+		(void) session_pause(slot, pause);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}
 	PG_exception_stack = &local_sigjmp_buf;

@@ -393,8 +393,7 @@ file_gathered(Filing *filing, bool range_ends)
 		{
 			int			wanted = length_of_runs(rest);
 
-			wanted = Max(least, wanted);
-			length = Min(length, wanted);
+			length = Min(length, Max(least, wanted));
 		}
 		target_file(filing, target, length);
 		target->n = 0;

@@ -114,7 +114,7 @@ outbox_launcher_main(Datum argument)
 		MemoryContextSwitchTo(LauncherContext);
 		pause = Min(pause * 2, PAUSE_MAX);
 		PG_exception_stack = &local_sigjmp_buf;
-		session_pause(NULL, pause);
+		(void) session_pause(NULL, pause);
 	}
 	PG_exception_stack = &local_sigjmp_buf;
 

@@ -39,7 +39,7 @@ static bool is_owner = false;
 
 static void force_settings(bool user_code);
 static bool lock_extension(Oid extension, bool wait);
-static bool may_end_pause(const WorkerSlot *slot);
+static bool is_asked_to_leave(const WorkerSlot *slot);
 
 /*
  * What a database or a role has set must not stop a process that nobody watches.
@@ -220,7 +220,7 @@ session_reload(void)
 
 /* Who is asked to leave: a coordinator also for another database's. */
 static bool
-may_end_pause(const WorkerSlot *slot)
+is_asked_to_leave(const WorkerSlot *slot)
 {
 	if (slot == NULL)
 		return false;
@@ -228,14 +228,15 @@ may_end_pause(const WorkerSlot *slot)
 }
 
 /* An error that comes again with each commit shall not fill the log. */
-void
+bool
 session_pause(const WorkerSlot *slot, int64 usecs)
 {
 	TimestampTz until = clock_machine() + usecs;
 	int64		left;
 
-	while ((left = until - clock_machine()) > 0 && !may_end_pause(slot))
+	while ((left = until - clock_machine()) > 0 && !is_asked_to_leave(slot))
 		(void) session_wait(left);
+	return is_asked_to_leave(slot);
 }
 
 /* Asked to leave, switched off, or the database shall be left alone. */

@@ -159,7 +159,7 @@ outbox_standalone_main(Datum argument)
 		MemoryContextSwitchTo(context);
 		MemoryContextReset(context);
 		PG_exception_stack = &local_sigjmp_buf;
-		session_pause(NULL, pause);
+		(void) session_pause(NULL, pause);
 		pause = Min(pause * 2, PAUSE_MAX);
 	}
 	PG_exception_stack = &local_sigjmp_buf;

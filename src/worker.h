@@ -167,8 +167,8 @@ extern bool session_extension_lock(void);
 extern void session_extension_hold(void);
 /* true: something woke us; false: the time has passed */
 extern bool session_wait(int64 usecs);
-/* after an error: nobody's wake-up shortens it */
-extern void session_pause(const WorkerSlot *slot, int64 usecs);
+/* after an error: nobody's wake-up shortens it; true: the process is asked to leave */
+extern bool session_pause(const WorkerSlot *slot, int64 usecs);
 extern void session_reload(void);
 extern bool worker_should_leave(const WorkerSlot *slot);
 extern bool worker_should_make_room(const WorkerSlot *slot);
@@ -196,9 +196,9 @@ extern bool next_probe_request(Oid *database);
 /* a coordinator runs: have it route, and wait a moment until it has; false: none, or too slow */
 extern bool wake_and_wait_for_pass(int wait_ms);
 
-/* pushers.c */
 /* history.c: outside of a transaction, which it begins and ends where it is due; when it is due again */
 extern TimestampTz history_turn(TimestampTz due);
+
 /* lease_look.c: when the coordinator looks for the leases that end first, and how far */
 typedef struct LeaseLook
 {
@@ -213,6 +213,8 @@ typedef struct LeaseLook
 extern TimestampTz lease_look_plan(LeaseLook *look, TimestampTz turn, bool asked, bool told, bool leaving);
 /* it came to its end; returns the same */
 extern TimestampTz lease_look_done(LeaseLook *look);
+
+/* pushers.c */
 extern TimestampTz start_pushers(Oid database, List *roles);
 extern TimestampTz end_stuck_hooks(Oid database);
 extern bool role_may_push(Oid role);
