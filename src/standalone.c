@@ -189,7 +189,8 @@ turn(MemoryContext context)
 		session_transaction_commit();
 		return;
 	}
-	keep_own_lock_only();
+	keep_own_lock_only();			/* named by the role: before the owner's rights */
+	session_become_owner();
 	if (!own_database_is_served())
 		proc_exit(0);
 	if (routing_lock(0))

@@ -109,5 +109,33 @@ makes_way('DROP EXTENSION outbox CASCADE', 'DROP EXTENSION');
 sql($node, 'CREATE EXTENSION outbox', 'shop');
 makes_way('DROP DATABASE shop', 'DROP DATABASE');
 
+# Tables that a superuser made who is none any more: what he puts on them is done as himself, whoever starts the worker.
+sql($node, 'CREATE DATABASE demoted');
+sql($node, <<~'SQL', 'demoted');
+	CREATE ROLE boss SUPERUSER LOGIN;
+	CREATE ROLE owner SUPERUSER LOGIN;
+	CREATE TABLE loot (what text);
+	GRANT ALL ON loot TO public;
+	SET ROLE owner;
+	CREATE EXTENSION outbox;
+	RESET ROLE;
+	ALTER ROLE owner NOSUPERUSER;
+	SET ROLE owner;
+	CREATE FUNCTION outbox.trap() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		INSERT INTO public.loot SELECT current_user;
+		BEGIN
+			PERFORM set_config('role', 'boss', false);
+			INSERT INTO public.loot SELECT 'became ' || current_user;
+		EXCEPTION WHEN OTHERS THEN NULL;
+		END;
+		RETURN new;
+	END $$;
+	CREATE TRIGGER trap BEFORE INSERT OR UPDATE ON outbox.delivery FOR EACH ROW EXECUTE FUNCTION outbox.trap();
+	SQL
+sql($node, 'SELECT outbox.start_worker()', 'demoted');
+enqueue($node, 'routed', 1, 1, 'demoted');
+eventually($node, 'SELECT string_agg(DISTINCT what, $$, $$) FROM loot', 'owner', 'a demoted owner\'s trigger runs as himself', 'demoted');
+
 $node->stop;
 done_testing();
