@@ -96,6 +96,30 @@ sql($node, "SELECT pg_cancel_backend($delivery)");
 all_delivered('cancelled in a hook');
 is(worker_pid($node, 'delivery'), $delivery, 'it goes on');
 
+# A worker that cannot even give back what it had still listens; the end of the lease gives back then.
+sql($node, <<~'SQL');
+	CREATE TABLE raises (why text);
+	CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		IF EXISTS (SELECT FROM public.raises) THEN
+			RAISE 'nothing is given back now';
+		END IF;
+		RETURN new;
+	END $$;
+	CREATE TRIGGER raises BEFORE UPDATE ON outbox.delivery FOR EACH ROW EXECUTE FUNCTION raises();
+	SQL
+$delivery = hang('not given back');
+sql($node, "INSERT INTO raises VALUES ('now')");
+sql($node, "SELECT pg_cancel_backend($delivery)");
+eventually($node, "SELECT wait_event FROM pg_stat_activity WHERE pid = $delivery", 'Extension', 'not given back: the worker pauses');
+is_sql($node, 'SELECT sum(messages) FROM outbox.leases', '20', 'its lease stays');
+sql($node, 'DROP TRIGGER raises ON outbox.delivery; DROP FUNCTION raises(); DROP TABLE raises');
+sql($node, "SELECT pg_terminate_backend($delivery)");
+is_gone($delivery, 'terminated, it ends');
+sql($node, "SELECT outbox.revoke_lease(subscription, worker) FROM outbox.leases");
+eventually($node, "SELECT status, count(*) FROM outbox.messages WHERE correlation_id = '$batch' GROUP BY status", 'delivered|20', 'all are delivered');
+is_sql($node, 'SELECT count(*), count(DISTINCT payload) FROM got', '20|20', 'once');
+
 # Reload in the middle of a hook changes nothing.
 $delivery = hang('reload');
 reload($node, 'outbox.batch_size' => '50');
