@@ -94,6 +94,7 @@ static Size state_size(void);
 static Pin *my_pin(void);
 static void publish(TimestampTz time);
 static TimestampTz smallest_pin(void);
+static uint64 newest_transaction(void);
 static TimestampTz sticky_pin(void);
 static void transaction_end(XactEvent event, void *arg);
 static FloorEntry *floor_entry(int64 subscription_id, HASHACTION action);
@@ -208,11 +209,17 @@ smallest_pin(void)
 	return smallest;
 }
 
+static uint64
+newest_transaction(void)
+{
+	return U64FromFullTransactionId(ReadNextFullTransactionId()) - 1;
+}
+
 /*
  * Prepared transactions hold their pin as long as one up to the last PREPARE is there:
- * those are the transactions in progress that no backend runs.  (A backend that is about
- * to prepare has its own pin until it has set this one.)  The caller holds the lock
- * exclusively.
+ * those are the transactions in progress that no backend runs, or younger than all that
+ * have ended: a snapshot does not list those.  (A backend that is about to prepare has its
+ * own pin until it has set this one.)  The caller holds the lock exclusively.
  */
 static TimestampTz
 sticky_pin(void)
@@ -222,12 +229,14 @@ sticky_pin(void)
 	if (!floor_state->sticky_known)
 	{
 		floor_state->sticky_time = DT_NOBEGIN;
-		floor_state->sticky_until = U64FromFullTransactionId(ReadNextFullTransactionId());
+		floor_state->sticky_until = newest_transaction();
 		floor_state->sticky_known = true;
 	}
 	if (floor_state->sticky_time == NO_PIN)
 		return NO_PIN;
 	snapshot = GetLatestSnapshot();
+	if ((uint64) full_transaction(snapshot->xmax) <= floor_state->sticky_until)
+		return floor_state->sticky_time;
 	for (uint32 i = 0; i < snapshot->xcnt; i++)
 	{
 		if ((uint64) full_transaction(snapshot->xip[i]) <= floor_state->sticky_until &&
@@ -252,7 +261,7 @@ transaction_end(XactEvent event, void *arg)
 		if (event == XACT_EVENT_PREPARE)
 		{
 			floor_state->sticky_time = Min(floor_state->sticky_time, foreign_write ? DT_NOBEGIN : pin_time);
-			floor_state->sticky_until = U64FromFullTransactionId(ReadNextFullTransactionId());
+			floor_state->sticky_until = newest_transaction();
 			floor_state->generation++;
 		}
 		LWLockRelease(floor_state->lock);
