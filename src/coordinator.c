@@ -425,7 +425,7 @@ may_make_first_rows(Coordinator *coordinator, const Frontier *frontier)
 	{
 		if (coordinator->foreign_since == 0)
 			coordinator->foreign_since = now;
-		return now - coordinator->foreign_since > FIRST_ROWS_GRACE;
+		return now - coordinator->foreign_since > FIRST_ROWS_GRACE && frontier_may_take_over();
 	}
 	coordinator->foreign_since = 0;
 	if (identity.exists || coordinator->enqueued)

@@ -15,6 +15,7 @@
 #include "catalog.h"
 #include "log.h"
 #include "rows.h"
+#include "run.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
@@ -41,6 +42,7 @@ enum
 #define FRONTIERS_KEPT 256
 
 static void append_row(int64 id, const Frontier *frontier);
+static void refuse_copy(void) pg_attribute_noreturn();
 static void delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to);
 
 /* The newest row; id 0 and everything else empty where there is none. */
@@ -183,7 +185,19 @@ frontier_is_copy(const Frontier *frontier)
 		identity_read(&identity);
 		here = !identity_is_copy(&identity);
 	}
-	return !here && log_has_messages();
+	return !here && (log_has_messages() || runs_hold_messages());
+}
+
+/*
+ * Asked where the rows of another cluster are and no message is to be seen: is it an empty
+ * outbox, which adopts itself?  Not while somebody writes to the log.  Who restores it has
+ * not committed yet; and an application that has enqueued before the rows came has done
+ * so behind their frontier, which is for adopt() to mend.
+ */
+bool
+frontier_may_take_over(void)
+{
+	return log_lock_if_free(ShareLock) && !log_has_messages();
 }
 
 /*
@@ -194,8 +208,21 @@ frontier_is_copy(const Frontier *frontier)
 void
 frontier_check_identity(const Frontier *frontier)
 {
-	if (!frontier_is_copy(frontier))
-		return;
+	if (frontier_is_copy(frontier))
+		refuse_copy();
+}
+
+/* Where nobody is here, whose data this is: see frontier_may_take_over(). */
+void
+frontier_take_over_check(void)
+{
+	if (!frontier_may_take_over())
+		refuse_copy();
+}
+
+static void
+refuse_copy(void)
+{
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("the messages in this database are a copy that was not adopted"),

@@ -83,6 +83,18 @@ log_lock(LOCKMODE mode)
 		LockRelationOid(outbox_oid(segments[i]), mode);
 }
 
+/* The same without waiting; false where somebody is in the way. */
+bool
+log_lock_if_free(LOCKMODE mode)
+{
+	for (int i = 0; i < N_SEGMENTS; i++)
+	{
+		if (!ConditionalLockRelationOid(outbox_oid(segments[i]), mode))
+			return false;
+	}
+	return true;
+}
+
 LogReader *
 log_open(Snapshot snapshot)
 {

@@ -43,6 +43,7 @@ typedef struct LogReader LogReader;
 extern Oid	log_segment(int number);
 /* all of them, to the end of the transaction */
 extern void log_lock(LOCKMODE mode);
+extern bool log_lock_if_free(LOCKMODE mode);
 /* an id that the caller gave, just inserted into a segment: 23505 where another has it */
 extern void log_check_id(Oid inserted, const pg_uuid_t *id);
 

@@ -353,6 +353,8 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		frontier_read(&s1, snapshot);
 		frontier_check_identity(&s1);
 		identity_read(&identity);
+		if (identity.foreign || (s1.id != 0 && !identity_is_here(s1.system_identifier, s1.database)))
+			frontier_take_over_check();
 		if (identity.foreign)	/* and nothing stored */
 		{
 			identity_take_over(false);

@@ -64,6 +64,8 @@ extern bool log_has_messages(void);
 extern bool frontier_is_copy(const Frontier *frontier);
 /* 55000 where the data is a copy that was not adopted */
 extern void frontier_check_identity(const Frontier *frontier);
+extern bool frontier_may_take_over(void);
+extern void frontier_take_over_check(void);
 extern void frontier_check(void);
 /* what a snapshot says, and what is added to it; nothing in progress on a standby */
 extern void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);

@@ -77,6 +77,7 @@ extern RunStore *runs_open(void);
 /* whether a change of outbox.delivery is ours */
 extern bool run_is_writing(void);
 extern RunStore *runs_open_for_reading(void);
+extern bool runs_hold_messages(void);
 extern void runs_close(RunStore *store);
 
 /*

@@ -567,6 +567,29 @@ run_find_collector(RunStore *store, const Run *rest, Run *run)
 	return found && run->state == RUN_DELIVERED;
 }
 
+/* Whether anything is left to do for anybody.  Reads the whole table: for rare use. */
+bool
+runs_hold_messages(void)
+{
+	RunStore   *store = runs_open_for_reading();
+	TableScanDesc scan = table_beginscan(store->rows->rel, snapshot_push(), 0, NULL);
+	TupleTableSlot *slot = table_slot_create(store->rows->rel, NULL);
+	bool		found = false;
+
+	while (!found && table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		Run			run;
+
+		run_read(slot, &run);
+		found = !run_is_settled(&run);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_endscan(scan);
+	snapshot_pop();
+	runs_close(store);
+	return found;
+}
+
 void
 run_delete(RunStore *store, Run *run)
 {
