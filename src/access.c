@@ -290,12 +290,18 @@ list_objects(Oid role)
 	Datum		values[2] = {ObjectIdGetDatum(outbox_extension()), ObjectIdGetDatum(role)};
 	MemoryContext caller = CurrentMemoryContext;
 	OwnerSession session;
+	SPIPlanPtr	plan;
 	List	   *objects = NIL;
 
 	session_owner(&session);
 	SPI_connect();
-	if (SPI_execute_with_args(list_text, 2, types, values, NULL, false, 0) != SPI_OK_SELECT)
+	plan = SPI_prepare(list_text, 2, types);
+	/* what is granted now, as the rows of outbox.access are read: not as of the transaction's snapshot */
+	if (plan == NULL ||
+		SPI_execute_snapshot(plan, values, NULL, snapshot_push(), InvalidSnapshot,
+							 true, false, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not list the objects of the extension");
+	snapshot_pop();
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
 		MemoryContext spi = MemoryContextSwitchTo(caller);

@@ -119,6 +119,8 @@ check_may_get(TupleTableSlot *message)
 	char	   *kind = TextDatumGetCString(slot_getattr(message, LOG_KIND, &isnull));
 	ListCell   *cell;
 
+	if (!superuser() && GetUserId() != outbox_owner())
+		frontier_check();		/* limits are numbers of roles, which in a copy are others' */
 	if (role_may_consume(GetUserId(), NULL))
 		return;
 	foreach(cell, subscriptions_meant(NULL))

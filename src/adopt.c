@@ -217,7 +217,11 @@ find_roles_again(void)
 	(void) statement_run_guarded(&handlers);
 	statement_init(&access,
 				   "DELETE FROM outbox.access AS a WHERE NOT EXISTS (SELECT"
-				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name)");
+				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name)"
+				   " OR EXISTS (SELECT FROM outbox.access b"
+				   " WHERE b.role_name OPERATOR(pg_catalog.=) a.role_name"
+				   " AND b.subscription IS NOT DISTINCT FROM a.subscription"
+				   " AND b.id OPERATOR(pg_catalog.>) a.id)");
 	(void) statement_run_guarded(&access);
 	statement_init(&access,
 				   "UPDATE outbox.access AS a SET role_oid = r.oid FROM pg_catalog.pg_roles r"

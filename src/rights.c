@@ -42,6 +42,7 @@ enum
 };
 
 static void refuse_consumer(const char *subscription);
+static bool may_call(Oid role, const char *name);
 
 void
 access_check_consumer(const char *subscription)
@@ -99,11 +100,12 @@ refuse_consumer(const char *subscription)
 					 quote_literal_cstr(user), quote_literal_cstr(subscription))));
 }
 
-bool
-role_may_drain(Oid role)
+/* One of the functions of that name is enough. */
+static bool
+may_call(Oid role, const char *name)
 {
 	Oid			schema = get_namespace_oid("outbox", true);
-	CatCList   *list = SearchSysCacheList1(PROCNAMEARGSNSP, CStringGetDatum("drain"));
+	CatCList   *list = SearchSysCacheList1(PROCNAMEARGSNSP, CStringGetDatum(name));
 	bool		may = false;
 
 	for (int i = 0; i < list->n_members && !may; i++)
@@ -115,6 +117,22 @@ role_may_drain(Oid role)
 	}
 	ReleaseSysCacheList(list);
 	return may;
+}
+
+bool
+role_may_drain(Oid role)
+{
+	return may_call(role, "drain");
+}
+
+/*
+ * An operator may call drain() too.  Handlers of one who is no consumer any more would
+ * get all subscriptions: his limits went with his access.
+ */
+bool
+role_may_have_handlers(Oid role)
+{
+	return may_call(role, "register_hook") || may_call(role, "register_notify");
 }
 
 /*
@@ -148,6 +166,8 @@ role_may_be_served(Oid role, const char **why)
 		*why = "The role has no privilege to connect to the database.";
 	else if (!role_may_drain(role))
 		*why = "The role has no privilege to call outbox.drain().";
+	else if (!role_may_have_handlers(role))
+		*why = "The role has no privilege to register handlers.";
 	else if (!role_trusts_owner(role))
 		*why = "The owner of the extension's tables has not the privileges of the role, and is no superuser.";
 	else

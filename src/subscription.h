@@ -126,6 +126,7 @@ extern void access_check_consumer(const char *subscription);
 extern bool role_may_consume(Oid user, const char *subscription);
 /* whether workers deliver to the role's handlers */
 extern bool role_may_drain(Oid role);
+extern bool role_may_have_handlers(Oid role);
 extern bool role_trusts_owner(Oid role);
 /* whether a worker may connect as a role and call its hooks; else the reason in *why */
 extern bool role_may_be_served(Oid role, const char **why);

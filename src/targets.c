@@ -40,6 +40,7 @@ List *
 targets_choose(const char *name, bool may_route)
 {
 	List	   *targets = NIL;
+	bool		consumer = role_may_have_handlers(GetUserId());
 	bool		others = false;
 	ListCell   *cell;
 
@@ -56,7 +57,7 @@ targets_choose(const char *name, bool may_route)
 		snapshot_pop();
 		own = is_own(target->subscription);
 		allowed = (name != NULL || role_may_consume(GetUserId(), target->subscription->name));
-		target->deliverable = (own && allowed);
+		target->deliverable = (own && allowed && consumer);
 		if (target->deliverable)
 			mend_handlers(target->subscription);
 		if (own || allowed)
@@ -163,7 +164,8 @@ target_open(const Target *target)
 		subscription_handlers(subscription, snapshot);
 	snapshot_pop();
 	if (subscription == NULL || subscription->mode != MODE_PUSHED || subscription->paused ||
-		!is_own(subscription) || !role_may_consume(GetUserId(), subscription->name))
+		!is_own(subscription) || !role_may_have_handlers(GetUserId()) ||
+		!role_may_consume(GetUserId(), subscription->name))
 		return NULL;
 	return subscription;
 }

@@ -249,7 +249,8 @@ CREATE TABLE outbox.access (
     role_oid     oid    NOT NULL,
     subscription text,
     CONSTRAINT access_pkey PRIMARY KEY (id),
-    CONSTRAINT access_key UNIQUE NULLS NOT DISTINCT (role_oid, subscription)
+    -- at the end of the statement: adopt() gives many roles other numbers by one
+    CONSTRAINT access_key UNIQUE NULLS NOT DISTINCT (role_oid, subscription) DEFERRABLE
 );
 
 SELECT pg_catalog.pg_extension_config_dump('outbox.log_0', '');

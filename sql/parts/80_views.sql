@@ -231,4 +231,4 @@ SELECT s.name AS subscription,
   JOIN outbox.subscription s ON s.id = h.subscription_id
   LEFT JOIN outbox.handler_states() x ON x.handler_id = h.id;
 COMMENT ON VIEW outbox.handlers IS
-    'what is called for the messages of a subscription; broken: the function is missing, forbidden: its role is gone, may not connect, may not consume it or may not call it';
+    'what is called for the messages of a subscription; broken: the function is missing, forbidden: its role is gone, may not connect, may not consume it, may not call it or may not register any more';

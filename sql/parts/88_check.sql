@@ -219,6 +219,10 @@ BEGIN ATOMIC
                     WHEN NOT EXISTS (SELECT FROM pg_proc p
                                       WHERE p.proname = 'drain' AND p.pronamespace = CAST('outbox' AS regnamespace)
                                         AND has_function_privilege(a.oid, p.oid, 'execute')) THEN 'drain'
+                    WHEN NOT EXISTS (SELECT FROM pg_proc p
+                                      WHERE p.proname IN ('register_hook', 'register_notify')
+                                        AND p.pronamespace = CAST('outbox' AS regnamespace)
+                                        AND has_function_privilege(a.oid, p.oid, 'execute')) THEN 'register'
                     WHEN NOT (o.rolsuper OR pg_has_role(o.oid, a.oid, 'usage')) THEN 'trust' END AS lacks
           FROM pg_roles a
           JOIN pg_roles o ON o.oid = (SELECT c.relowner FROM pg_class c WHERE c.oid = CAST('outbox.delivery' AS regclass))
@@ -253,13 +257,14 @@ BEGIN ATOMIC
            CASE r.lacks WHEN 'login' THEN 'it may not log in'
                         WHEN 'connect' THEN 'it may not connect to this database'
                         WHEN 'drain' THEN 'it may not call outbox.drain()'
+                        WHEN 'register' THEN 'it may not register handlers, and is no consumer any more'
                         ELSE format('the owner of the extension, "%s", has not its privileges', r.owner) END,
            'Workers connect as the role whose handlers they serve, and do what it could do itself. Its messages wait.',
            CASE r.lacks WHEN 'login' THEN format('ALTER ROLE %I LOGIN;', r.name)
                         WHEN 'connect' THEN format('GRANT CONNECT ON DATABASE %I TO %I;', current_database(), r.name)
-                        WHEN 'drain' THEN (SELECT string_agg(DISTINCT format('SELECT outbox.grant_access(%L, ''consumer'', %L);', r.name, h.subscription), ' ')
-                                             FROM h WHERE h.role = r.name)
-                        ELSE format('GRANT %I TO %I; -- or make a superuser the owner', r.name, r.owner) END
+                        WHEN 'trust' THEN format('GRANT %I TO %I; -- or make a superuser the owner', r.name, r.owner)
+                        ELSE (SELECT string_agg(DISTINCT format('SELECT outbox.grant_access(%L, ''consumer'', %L);', r.name, h.subscription), ' ')
+                                FROM h WHERE h.role = r.name) END
       FROM r WHERE r.lacks IS NOT NULL
     UNION ALL
     SELECT 'notice', h.subject,

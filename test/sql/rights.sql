@@ -49,6 +49,23 @@ SELECT mallory.take_loot();
 -- What is taken away is taken from handlers too.
 SELECT outbox.revoke_access('regress_mallory', 'consumer');
 SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
+-- from an operator's too, who may call drain() and has no limits to subscriptions any more
+SELECT outbox.subscribe('other');
+SELECT outbox.grant_access('regress_mallory', 'operator'), outbox.grant_access('regress_mallory', 'consumer', 'other');
+SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
+SELECT outbox.revoke_access('regress_mallory', 'consumer', 'other');
+SELECT state FROM outbox.handlers WHERE role = 'regress_mallory';
+SELECT what, remedy FROM outbox.check() WHERE subject = 'role "regress_mallory"';
+SELECT FROM outbox.enqueue('climb', '"RESET ROLE"');
+\c - regress_mallory
+SET client_min_messages = warning;
+SELECT claimed, left_over FROM outbox.deliver();
+CALL outbox.drain();
+\c - :superuser
+SET client_min_messages = warning;
+SELECT ready FROM outbox.status WHERE subscription = 'default';
+SELECT outbox.discard(id), outbox.revoke_access('regress_mallory', 'operator') FROM outbox.messages WHERE subscription = 'default' AND status = 'ready';
+SELECT outbox.unsubscribe('other', true);
 GRANT USAGE ON SCHEMA outbox TO regress_mallory;
 GRANT EXECUTE ON FUNCTION outbox.register_hook TO regress_mallory;
 \c - regress_mallory

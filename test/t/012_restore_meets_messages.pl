@@ -149,7 +149,22 @@ is($enabled, 'outbox.access A, outbox.delivery A, outbox.handler A, outbox.ident
 enqueue_strays('disabled', 'stray');
 restore('disabled', 'the data, with triggers disabled', '--section=data', '--disable-triggers');
 isnt(sql($target, $guards, 'disabled'), $enabled, 'which leaves them half on');
+# as they came, of roles that have each other's numbers there, and of one that was made twice
+sql($target, <<~'SQL', 'disabled');
+	CREATE ROLE left_one;
+	CREATE ROLE right_one;
+	SELECT outbox.grant_access('left_one', 'consumer', 'default');
+	SET session_replication_role = replica;
+	UPDATE outbox.access SET role_oid = CAST('right_one' AS regrole);
+	INSERT INTO outbox.access (id, role_name, role_oid, subscription) VALUES (-1, 'right_one', CAST('left_one' AS regrole), 'default'),
+		(-2, 'left_one', 1, 'default'), (-3, 'gone', 2, 'default'), (-4, 'right_one', 3, NULL);
+	SQL
+my $id = sql($target, "SELECT id FROM outbox.log WHERE name = 'late'", 'disabled');
+my (undef, undef, $refused) = $target->psql('disabled', "SET ROLE left_one; SELECT outbox.get('$id')");
+like($refused, qr/a copy that was not adopted/, 'nobody gets a message there: the limits are of other roles');
 adopted('disabled', 'triggers disabled', 'stray');
+is_sql($target, 'SELECT role_name, CAST(role_oid AS regrole), subscription FROM outbox.access ORDER BY 1, 3',
+	"left_one|left_one|default\nright_one|right_one|default\nright_one|right_one|", 'each right is its role\'s again', 'disabled');
 is_sql($target, $guards, $enabled, 'adopt() puts them on again', 'disabled');
 
 $source->stop;
