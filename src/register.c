@@ -145,7 +145,9 @@ outbox_unregister(PG_FUNCTION_ARGS)
 	statement_init(&delete, "DELETE FROM outbox.handler h WHERE h.id OPERATOR(pg_catalog.=) $1");
 	bind_int8(&delete, existing->id);
 	(void) statement_run_guarded(&delete);
-	(void) subscription_release(subscription);
+	/* what was parked because its function is missing may belong to another handler now */
+	if (!subscription_release(subscription) && existing->broken)
+		(void) subscription_unpark(subscription);
 	PG_RETURN_BOOL(true);
 }
 
@@ -283,8 +285,15 @@ find_hook(const char *text)
 static char *
 qualified_name(Oid function)
 {
-	return quote_qualified_identifier(get_namespace_name(get_func_namespace(function)),
-									  get_func_name(function));
+	char	   *schema = get_namespace_name(get_func_namespace(function));
+	char	   *name = get_func_name(function);
+
+	/* nothing holds it: it may have been dropped since it was found */
+	if (schema == NULL || name == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("the function was dropped while it was registered")));
+	return quote_qualified_identifier(schema, name);
 }
 
 /* ---- registering ---- */

@@ -378,19 +378,27 @@ fix_mode(const Subscription *subscription, SubscriptionMode mode)
 bool
 subscription_release(Subscription *subscription)
 {
+	Statement	lock_row;
 	Statement	release;
 
 	if (subscription->mode != MODE_PUSHED || holds_leases(subscription))
 		return false;
+	statement_init(&lock_row,
+				   "SELECT l.id FROM outbox.subscription l"
+				   " WHERE l.id OPERATOR(pg_catalog.=) $1"
+				   "   AND NOT EXISTS (SELECT FROM outbox.handler h"
+				   "         WHERE h.subscription_id OPERATOR(pg_catalog.=) l.id)"
+				   " FOR NO KEY UPDATE SKIP LOCKED");
+	bind_int8(&lock_row, subscription->id);
+	if (statement_run(&lock_row) == 0)
+		return false;
+	/* asked again with the lock: who registered meanwhile had locked the row, and changed nothing in it */
 	statement_init(&release,
 				   "UPDATE outbox.subscription AS s SET mode = 'unused'"
-				   " FROM (SELECT l.id FROM outbox.subscription l"
-				   "        WHERE l.id OPERATOR(pg_catalog.=) $1"
-				   "          AND l.mode OPERATOR(pg_catalog.=) 'pushed'"
-				   "          AND NOT EXISTS (SELECT FROM outbox.handler h"
-				   "                WHERE h.subscription_id OPERATOR(pg_catalog.=) l.id)"
-				   "        FOR NO KEY UPDATE SKIP LOCKED) free"
-				   " WHERE s.id OPERATOR(pg_catalog.=) free.id");
+				   " WHERE s.id OPERATOR(pg_catalog.=) $1"
+				   "   AND s.mode OPERATOR(pg_catalog.=) 'pushed'"
+				   "   AND NOT EXISTS (SELECT FROM outbox.handler h"
+				   "         WHERE h.subscription_id OPERATOR(pg_catalog.=) s.id)");
 	bind_int8(&release, subscription->id);
 	if (statement_run(&release) == 0)
 		return false;

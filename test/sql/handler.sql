@@ -202,6 +202,16 @@ SELECT state, broken_since IS NOT NULL AS since FROM outbox.handlers WHERE subsc
 SELECT outbox.deliver('broken') IS NOT NULL AS delivered;
 SELECT unhandled, dead, delivered FROM outbox.status WHERE subscription = 'broken';
 
+-- unregistered, it leaves what was parked for it to the others
+DROP FUNCTION hooks.fragile;
+SELECT outbox.register_hook('#', 'hooks.one', 'broken');
+SELECT outbox.enqueue('broken', '{}') IS NOT NULL;
+SELECT outbox.deliver('broken') IS NOT NULL AS delivered;
+SELECT unhandled, ready, delivered FROM outbox.status WHERE subscription = 'broken';
+SELECT outbox.unregister('broken', 'broken');
+SELECT outbox.deliver('broken') IS NOT NULL AS delivered;
+SELECT unhandled, ready, delivered FROM outbox.status WHERE subscription = 'broken';
+
 -- Whose: the role of the first registration, who must be able to log in.
 SELECT outbox.grant_access('regress_billing', 'consumer'), outbox.grant_access('regress_other', 'consumer'),
        outbox.grant_access('regress_nologin', 'consumer');
