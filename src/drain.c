@@ -273,7 +273,11 @@ drain_run(Drain *drain, const char *name)
 
 		any = false;
 		foreach(cell, drain->targets)
+		{
+			if (drain->stop != NULL && drain->stop(true))
+				break;
 			any |= deliver_next_batch(drain, lfirst(cell));
+		}
 	}
 	if (!drain->own_commit && drain->deferred)
 		constraints_defer();

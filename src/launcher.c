@@ -429,7 +429,10 @@ outbox_probe_main(Datum argument)
 	WorkerSlot *slot = worker_attach(argument, WORKER_PROBE);
 
 	if (worker_should_leave(slot))
+	{
+		request_probe(slot->database);	/* nobody has looked yet */
 		proc_exit(0);
+	}
 	session_process_start("outbox probe", slot->database, InvalidOid);
 	session_transaction_begin("looking for the extension");
 	if (!OidIsValid(get_extension_oid("outbox", true)))

@@ -373,7 +373,8 @@ outbox_deliveries_of(PG_FUNCTION_ARGS)
 	ListCell   *cell;
 	int64		position;
 
-	InitMaterializedSRF(fcinfo, 0);
+	/* called for each message of a query: a descriptor looked up anew would stay until its end */
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1) || PG_ARGISNULL(2))
 		return (Datum) 0;
 	position = PG_GETARG_INT64(0);

@@ -152,11 +152,18 @@ wake_and_wait_for_pass(int wait_ms)
 	uint64		begun;
 	bool		done;
 
-	if (slot == NULL || (process = pg_atomic_read_u32(&slot->coordinator)) == PG_UINT32_MAX)
+	if (!coordinator_runs())
 		return false;
 
 	begun = pg_atomic_read_u64(&slot->passes_begun);
+	/* the flag first: who sees it wakes nobody, so whoever is there after it has to be woken */
 	(void) pg_atomic_fetch_or_u32(&slot->work, WORK_ASKED);
+	process = pg_atomic_read_u32(&slot->coordinator);
+	if (process == PG_UINT32_MAX)
+	{
+		wake_launcher();
+		return false;
+	}
 	wake_process((int) process);
 
 	ConditionVariablePrepareToSleep(&slot->pass_ended);

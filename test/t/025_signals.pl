@@ -139,6 +139,27 @@ is_sql($node, "SELECT last_error->>'sqlstate' FROM outbox.messages WHERE correla
 reload($node, 'outbox.enabled' => 'on');
 all_delivered('switched on again');
 
+# Switched off between two hooks: no other subscription is begun.
+sql($node, <<~'SQL');
+	CREATE FUNCTION waits(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_xact_lock(17);
+	END $$;
+	SELECT outbox.subscribe(s, 'fast', from_earliest => false) FROM unnest('{first,second}'::text[]) s;
+	SELECT outbox.register_hook('#', 'public.waits', subscription => 'first'), outbox.register_hook('#', 'public.take', subscription => 'second');
+	SQL
+my $gate = session($node);
+$gate->query_safe('SELECT pg_advisory_lock(17)');
+enqueue($node, 'fast', 200, 202);
+eventually($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'outbox delivery' AND wait_event = 'advisory'", '1', 'a hook waits');
+$delivery = worker_pid($node, 'delivery');
+reload($node, 'outbox.enabled' => 'off');
+$gate->quit;
+is_gone($delivery, 'switched off between two hooks: it ends');
+is_sql($node, "SELECT subscription, ready > 0, delivered FROM outbox.status WHERE subscription = 'second'", 'second|t|0', 'and begins nothing else');
+sql($node, "SELECT outbox.unsubscribe(s, true) FROM unnest('{first,second}'::text[]) s");
+reload($node, 'outbox.enabled' => 'on');
+
 # Shutdown with a hook that hangs: in time, and everything given back.
 for my $mode ('fast', 'smart')
 {
