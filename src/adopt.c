@@ -237,8 +237,7 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	Identity	identity;
 
 	session_begin("outbox.adopt()");
-	frontier_read(&stored, snapshot_push());
-	snapshot_pop();
+	frontier_read_now(&stored);
 	if (!needs_adoption(&stored))
 		PG_RETURN_BOOL(false);	/* and nobody was made to wait */
 

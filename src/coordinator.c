@@ -326,8 +326,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		return false;
 	}
 
-	frontier_read(&frontier, snapshot_push());
-	snapshot_pop();
+	frontier_read_now(&frontier);
 	if (tell_of_copy(coordinator, frontier_is_copy(&frontier)))
 		return false;
 

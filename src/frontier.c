@@ -19,6 +19,7 @@
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -159,6 +160,15 @@ delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to)
 	rows_scan_end(scan);
 }
 
+/* Locked before the snapshot: a table that was rewritten in between has no rows to an older one. */
+void
+frontier_read_now(Frontier *frontier)
+{
+	LockRelationOid(outbox_oid(OB_FRONTIER), AccessShareLock);
+	frontier_read(frontier, snapshot_push());
+	snapshot_pop();
+}
+
 bool
 log_has_messages(void)
 {
@@ -236,8 +246,7 @@ frontier_check(void)
 {
 	Frontier	frontier;
 
-	frontier_read(&frontier, snapshot_push());
-	snapshot_pop();
+	frontier_read_now(&frontier);
 	frontier_check_identity(&frontier);
 }
 

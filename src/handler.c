@@ -66,8 +66,7 @@ subscription_handlers(Subscription *subscription, Snapshot snapshot)
 	ScanKeyData key;
 
 	(void) outbox_check_columns(OB_HANDLER, rel);
-	/* as in log.c: not older than the lock, or handlers that are there might be missed */
-	snapshot = RegisterSnapshot(IsInParallelMode() ? snapshot : GetLatestSnapshot());
+	snapshot = snapshot_after_lock(snapshot);
 	ScanKeyInit(&key, HANDLER_SUBSCRIPTION_ID, BTEqualStrategyNumber, F_INT8EQ,
 				Int64GetDatum(subscription->id));
 	scan = table_beginscan(rel, snapshot, 1, &key);

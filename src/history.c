@@ -66,8 +66,7 @@ work(void *arg)
 		*sweeping = sweep();
 		return;
 	}
-	frontier_read(&frontier, snapshot_push());
-	snapshot_pop();
+	frontier_read_now(&frontier);
 	if (frontier.id == 0 || frontier_is_copy(&frontier))
 		return;
 	if (routing_lock(0))

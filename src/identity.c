@@ -251,8 +251,7 @@ start_clock(void)
 {
 	Frontier	frontier;
 
-	frontier_read(&frontier, snapshot_push());
-	snapshot_pop();
+	frontier_read_now(&frontier);
 	if (frontier.id != 0 && identity_is_here(frontier.system_identifier, frontier.database))
 		clock_start_above(frontier.created_at);
 }

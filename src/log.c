@@ -125,7 +125,7 @@ reader_open(Snapshot snapshot, int first, int last)
 	reader->context = context;
 	for (int i = first; i <= last; i++)
 		reader->segments[i].rel = table_open(outbox_oid(segments[i]), AccessShareLock);
-	reader->snapshot = RegisterSnapshot(IsInParallelMode() ? snapshot : GetLatestSnapshot());
+	reader->snapshot = snapshot_after_lock(snapshot);
 	/* what has no page has no row that a snapshot, taken before, could see */
 	for (int i = 0; i < N_SEGMENTS; i++)
 	{

@@ -115,6 +115,17 @@ snapshot_push(void)
 	return GetActiveSnapshot();
 }
 
+/*
+ * Not older than the lock that the caller has just got: to an older snapshot a table that
+ * was rewritten meanwhile (ALTER TABLE, pg_repack) is empty.  Registered: for the caller to
+ * unregister.  Parallel workers have to do with the leader's.
+ */
+Snapshot
+snapshot_after_lock(Snapshot callers)
+{
+	return RegisterSnapshot(IsInParallelMode() ? callers : GetLatestSnapshot());
+}
+
 void
 snapshot_pop(void)
 {

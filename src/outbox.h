@@ -105,6 +105,7 @@ extern void session_caller(OwnerSession *session);
 /* A snapshot that sees everything committed, whatever the isolation level, made active. */
 extern Snapshot snapshot_push(void);
 extern void snapshot_pop(void);
+extern Snapshot snapshot_after_lock(Snapshot callers);
 
 /* arguments: NULL stays NULL, '' becomes NULL, too long or blank is refused (22023) */
 extern char *arg_text(FunctionCallInfo fcinfo, int n, const char *name);

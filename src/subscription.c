@@ -146,6 +146,7 @@ find_row(Snapshot snapshot, const char *name, int64 id)
 	RowScan    *scan;
 	TupleTableSlot *slot;
 
+	snapshot = snapshot_after_lock(snapshot);
 	subscription = find_again(rows, snapshot, name, id);
 	if (subscription == NULL)
 	{
@@ -164,6 +165,7 @@ find_row(Snapshot snapshot, const char *name, int64 id)
 		}
 		rows_scan_end(scan);
 	}
+	UnregisterSnapshot(snapshot);
 	rows_close(rows);
 	return subscription;
 }
@@ -201,13 +203,16 @@ subscription_list(Snapshot snapshot)
 {
 	Relation	rel = table_open(outbox_oid(OB_SUBSCRIPTION), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
+	TableScanDesc scan;
 	List	   *subscriptions = NIL;
 
 	(void) outbox_check_columns(OB_SUBSCRIPTION, rel);
+	snapshot = snapshot_after_lock(snapshot);
+	scan = table_beginscan(rel, snapshot, 0, NULL);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		subscriptions = lappend(subscriptions, read_row(slot));
 	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, AccessShareLock);
 	list_sort(subscriptions, compare_ids);

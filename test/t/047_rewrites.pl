@@ -50,8 +50,7 @@ maintain('CLUSTER', 'CLUSTER outbox.delivery USING delivery_pkey', 'CLUSTER outb
 maintain('ANALYZE', map { "ANALYZE outbox.$_" } @tables);
 maintain('index', map { ("CREATE INDEX CONCURRENTLY mine_$_ ON outbox.$_ (created_at)", "DROP INDEX CONCURRENTLY outbox.mine_$_") } @log);
 maintain('ALTER TABLE', 'ALTER TABLE outbox.delivery SET (fillfactor = 60)', 'ALTER TABLE outbox.delivery SET UNLOGGED', 'ALTER TABLE outbox.delivery SET LOGGED',
-	(map { ("ALTER TABLE outbox.$_ SET UNLOGGED", "ALTER TABLE outbox.$_ SET LOGGED") } @log),
-	'ALTER TABLE outbox.frontier SET UNLOGGED', 'ALTER TABLE outbox.frontier SET LOGGED');
+	(map { ("ALTER TABLE outbox.$_ SET UNLOGGED", "ALTER TABLE outbox.$_ SET LOGGED") } @log, 'frontier', 'subscription', 'segment', 'identity'));
 
 SKIP:
 {
