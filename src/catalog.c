@@ -132,6 +132,8 @@ look_up_extension(void)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("extension \"outbox\" does not exist in this database"),
 				 errhint("Run CREATE EXTENSION outbox.")));
+	/* one of its tables with it: only a message about one of them makes us forget, see forget() */
+	object_oids[OB_IDENTITY] = get_relname_relid(object_names[OB_IDENTITY], get_namespace_oid(OUTBOX_SCHEMA, true));
 }
 
 Oid
