@@ -135,11 +135,14 @@ lock_token(Lease *lease, int64 position, bool *lost)
 	{
 		CHECK_FOR_INTERRUPTS();
 		run = lfirst(cell);
-		if (run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED)
+		/* no row behind one that has to be looked for again: it may be locked by who waits for those we hold */
+		if (run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED || run->state != RUN_LEASED ||
+			memcmp(&run->claim_token, &lease->token, sizeof(pg_uuid_t)) != 0)
+		{
 			*lost = true;
-		else if (run->state != RUN_LEASED || memcmp(&run->claim_token, &lease->token, sizeof(pg_uuid_t)) != 0)
-			*lost = true;
-		else if (run->locked_until <= lease->asked_at && !own)
+			break;
+		}
+		if (run->locked_until <= lease->asked_at && !own)
 		{
 			lease->late++;
 			lease->late_until = run->locked_until;
