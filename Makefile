@@ -41,6 +41,7 @@ OBJS = \
 	src/history.o \
 	src/identity.o \
 	src/lease.o \
+	src/leftovers.o \
 	src/lease_look.o \
 	src/log.o \
 	src/maintain.o \

@@ -253,6 +253,7 @@ call_hook(Call *call, Oid function, TupleTableSlot *slot, Datum message)
 	in_hook = true;
 	invoke(function, message);
 	constraints_check();
+	leftovers_finish_cursors();
 	in_hook = false;
 	hook_timer_stop();
 	if (hook_timed_out)

@@ -69,6 +69,11 @@ extern ErrorData *subtransaction_try(void (*work) (void *arg), void *arg);
 /* raised by core itself because the statement shall end */
 extern bool is_cancel(const ErrorData *error);
 
+/* leftovers.c: what a hook leaves in the session */
+extern void leftovers_register_hook(void);
+extern void leftovers_finish_cursors(void);
+extern void leftovers_drop(void);
+
 /* SET CONSTRAINTS ALL IMMEDIATE, as a commit would do */
 extern void constraints_check(void);
 /* initially deferred constraints and constraint triggers: whether there are any */

@@ -540,7 +540,10 @@ end_transaction(Drain *drain)
 	PG_END_TRY();
 	/* a worker holds the extension in each of its transactions, before any table: see session.c */
 	if (drain->stop != NULL)
+	{
 		session_extension_hold();
+		leftovers_drop();
+	}
 	MemoryContextSwitchTo(context);
 	return error;
 }

@@ -222,15 +222,16 @@ deliver_all(DeliveryGroup *group, Lease *lease)
 
 /*
  * What a hook leaves behind until the commit can be in the way of the next one: a
- * temporary table that is dropped on commit, an open cursor.  That one gets a
- * transaction of its own.
+ * temporary table, an open cursor, a prepared statement.  That one gets a transaction
+ * of its own.
  */
 static bool
 is_predecessors_fault(const DeliveryGroup *group, const Delivery *delivery)
 {
 	return group->n > 0 && delivery->result == DELIVERY_FAILED &&
 		(delivery->error->sqlerrcode == ERRCODE_DUPLICATE_TABLE ||
-		 delivery->error->sqlerrcode == ERRCODE_DUPLICATE_CURSOR);
+		 delivery->error->sqlerrcode == ERRCODE_DUPLICATE_CURSOR ||
+		 delivery->error->sqlerrcode == ERRCODE_DUPLICATE_PSTATEMENT);
 }
 
 /* ---- settling ---- */

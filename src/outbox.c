@@ -6,6 +6,7 @@
 
 #include "catalog.h"
 #include "counters.h"
+#include "deliver.h"
 #include "entries.h"
 #include "floor.h"
 #include "route.h"
@@ -45,6 +46,7 @@ _PG_init(void)
 	runs_register_callbacks();
 	floor_register_callbacks();
 	wake_register_callbacks();
+	leftovers_register_hook();
 
 	/* Loaded by a session: everything works without shared memory, see clock.c. */
 	if (!process_shared_preload_libraries_in_progress)

@@ -44,7 +44,8 @@ static void arg_retry(FunctionCallInfo fcinfo, int n, Handler *wanted);
 static Oid	resolve_hook(const char *text);
 static bool has_arguments(const char *text);
 static Oid	find_hook(const char *text);
-static char *qualified_name(Oid function);
+static char *qualified_name(Oid function, const char *text);
+pg_noreturn static void refuse_hook(const char *text, const char *why);
 static void check_channel(const char *channel);
 
 static text *register_handler(Handler *wanted, const char *name, bool replace);
@@ -87,7 +88,7 @@ outbox_register_hook(PG_FUNCTION_ARGS)
 	arg_retry(fcinfo, 7, &wanted);
 
 	access_check_consumer(subscription);
-	wanted.function = qualified_name(resolve_hook(function));
+	wanted.function = qualified_name(resolve_hook(function), function);
 	PG_RETURN_TEXT_P(register_handler(&wanted, subscription, replace));
 }
 
@@ -233,11 +234,7 @@ resolve_hook(const char *text)
 	AclResult	right;
 
 	if (!hook_is_fit(function, &why))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("function \"%s\" cannot be a hook", text),
-				 errdetail("%s", why != NULL ? why : "It does not exist any more."),
-				 errhint("A hook is a function with one argument of type outbox.message.")));
+		refuse_hook(text, why);
 	right = outbox_function_aclcheck(function, GetUserId());
 	if (right != ACLCHECK_OK)
 		aclcheck_error(right, OBJECT_FUNCTION, text);
@@ -283,17 +280,25 @@ find_hook(const char *text)
 }
 
 static char *
-qualified_name(Oid function)
+qualified_name(Oid function, const char *text)
 {
 	char	   *schema = get_namespace_name(get_func_namespace(function));
 	char	   *name = get_func_name(function);
 
 	/* nothing holds it: it may have been dropped since it was found */
 	if (schema == NULL || name == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("the function was dropped while it was registered")));
+		refuse_hook(text, NULL);
 	return quote_qualified_identifier(schema, name);
+}
+
+static void
+refuse_hook(const char *text, const char *why)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("function \"%s\" cannot be a hook", text),
+			 errdetail("%s", why != NULL ? why : "It does not exist any more."),
+			 errhint("A hook is a function with one argument of type outbox.message.")));
 }
 
 /* ---- registering ---- */

@@ -35,7 +35,9 @@ DROP TABLE shop.deferred;
 CREATE FUNCTION shop.trap(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO shop.seen (name, payload) VALUES (m.name, m.payload);
-    EXECUTE 'DECLARE trap CURSOR WITH HOLD FOR SELECT 1 / (random() * 0)::int';
+    -- it snaps at the commit
+    CREATE TEMP TABLE trap (a int PRIMARY KEY) ON COMMIT DELETE ROWS;
+    CREATE TEMP TABLE refers (a int REFERENCES trap);
 END
 $$;
 SELECT outbox.register_hook('trap', 'shop.trap', max_attempts => 1);

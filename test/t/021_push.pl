@@ -199,6 +199,20 @@ sql($node, "SELECT outbox.enqueue('leaves', '1')");
 eventually($node, "SELECT count(*) FROM got WHERE name = 'leaves'", '1', 'a hook that takes an advisory lock');
 eventually($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'", '0', 'it is given back');
 is_sql($node, "SELECT count(*) FROM outbox.workers WHERE kind = 'delivery' AND role = 'postgres'", '1', 'by a worker that is still there');
+for my $left ('CREATE TEMP TABLE left_table (a int);', 'EXECUTE $e$ PREPARE left_plan AS SELECT 1 $e$;',
+	'EXECUTE $e$ DECLARE left_cursor CURSOR WITH HOLD FOR SELECT 1 $e$;')
+{
+	my ($name) = $left =~ /(left_\w+)/;
+
+	hook($name, $left, message => $name);
+	enqueue($node, $name, 1, 3);
+	eventually($node, "SELECT status, attempts, count(*) FROM outbox.messages WHERE name = '$name' AND subscription = 'default' GROUP BY 1, 2", 'delivered|1|3',
+		"$name: the next message finds nothing of it");
+}
+# what would run at the commit is the message's own; it sleeps on purpose
+hook('late', 'EXECUTE $e$ DECLARE c CURSOR WITH HOLD FOR SELECT pg_sleep(1000) /* on purpose */ $e$;', message => 'late', options => "max_attempts => 1, timeout => '100 ms'");
+sql($node, "SELECT outbox.enqueue('late', '1')");
+eventually($node, "SELECT last_error_sqlstate FROM outbox.dead_letters WHERE name = 'late'", '57014', 'the query of a cursor WITH HOLD has the time limit of the hook');
 hook('listens', 'LISTEN something;', message => 'listens', options => 'max_attempts => 1');
 sql($node, "SELECT outbox.enqueue('listens', '1')");
 eventually($node, "SELECT last_error_message FROM outbox.dead_letters WHERE name = 'listens'", 'cannot execute LISTEN within a background process',

@@ -111,7 +111,7 @@ sql($node, <<~'SQL');
 $delivery = hang('not given back');
 sql($node, "INSERT INTO raises VALUES ('now')");
 sql($node, "SELECT pg_cancel_backend($delivery)");
-eventually($node, "SELECT wait_event FROM pg_stat_activity WHERE pid = $delivery", 'Extension', 'not given back: the worker pauses');
+eventually($node, "SELECT wait_event FROM pg_stat_activity WHERE pid = $delivery", wait_name($node), 'not given back: the worker pauses');
 is_sql($node, 'SELECT sum(messages) FROM outbox.leases', '20', 'its lease stays');
 sql($node, 'DROP TRIGGER raises ON outbox.delivery; DROP FUNCTION raises(); DROP TABLE raises');
 sql($node, "SELECT pg_terminate_backend($delivery)");

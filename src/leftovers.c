@@ -1,0 +1,117 @@
+/*
+ * leftovers.c
+ *		What a hook leaves behind in the session.
+ *
+ * A cursor WITH HOLD runs its query at the commit: after the time limit, where a failure
+ * would be laid at the door of a whole group and a cancel be taken for an operator's.  So
+ * it runs as a part of the call, and is closed: nobody could fetch from it later.
+ *
+ * Temporary tables and prepared statements stay.  In a worker they would be in the way of
+ * the next message, whose hook would fail over their names in each attempt: a worker
+ * drops them after each commit.  A client's session is its own business.
+ *
+ * Locks: those of dropping temporary tables.
+ */
+#include "deliver.h"
+
+#include "catalog/namespace.h"
+#include "commands/prepare.h"
+#include "executor/spi.h"
+#include "tcop/utility.h"
+#include "utils/portal.h"
+
+static ProcessUtility_hook_type previous_utility = NULL;
+/* since the last hook returned: looking for one costs more than a hook that does little */
+static bool cursor_declared = false;
+
+static void leftovers_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
+							  ProcessUtilityContext context, ParamListInfo params,
+							  QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion);
+static List *holdable_cursors(void);
+static void finish(Portal portal);
+
+void
+leftovers_register_hook(void)
+{
+	previous_utility = ProcessUtility_hook;
+	ProcessUtility_hook = leftovers_utility;
+}
+
+static void
+leftovers_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
+				  ProcessUtilityContext context, ParamListInfo params,
+				  QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion)
+{
+	ProcessUtility_hook_type next = previous_utility ? previous_utility : standard_ProcessUtility;
+
+	cursor_declared |= IsA(pstmt->utilityStmt, DeclareCursorStmt);
+	next(pstmt, query, read_only_tree, context, params, environment, dest, completion);
+}
+
+/* In the subtransaction of the hook that has returned. */
+void
+leftovers_finish_cursors(void)
+{
+	ListCell   *cell;
+
+	if (!cursor_declared)
+		return;
+	cursor_declared = false;
+	foreach(cell, holdable_cursors())
+	{
+		Portal		portal = GetPortalByName(lfirst(cell));
+
+		if (PortalIsValid(portal) && portal->createSubid == GetCurrentSubTransactionId() &&
+			portal->status == PORTAL_READY)
+			finish(portal);
+	}
+}
+
+static List *
+holdable_cursors(void)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	List	   *names = NIL;
+	OwnerSession session;
+
+	session_owner(&session);
+	SPI_connect();
+	if (SPI_execute("SELECT c.name FROM pg_catalog.pg_cursor() c WHERE c.is_holdable", true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not list cursors");
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		char	   *name = SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1);
+		MemoryContext spi = MemoryContextSwitchTo(caller);
+
+		names = lappend(names, pstrdup(name));
+		MemoryContextSwitchTo(spi);
+	}
+	SPI_finish();
+	session_caller(&session);
+	return names;
+}
+
+static void
+finish(Portal portal)
+{
+	SPI_connect();
+	SPI_cursor_move(portal, true, FETCH_ALL);
+	SPI_cursor_close(portal);
+	SPI_finish();
+}
+
+/* In a worker, at the beginning of a transaction. */
+void
+leftovers_drop(void)
+{
+	Oid			namespace;
+	Oid			toast_namespace;
+
+	DropAllPreparedStatements();
+	GetTempNamespaceState(&namespace, &toast_namespace);
+	if (!OidIsValid(namespace))
+		return;
+	(void) snapshot_push();
+	ResetTempTableNamespace();
+	snapshot_pop();
+}
