@@ -98,6 +98,7 @@ outbox_get(PG_FUNCTION_ARGS)
 	TupleTableSlot *slot;
 	Datum		message;
 
+	PreventCommandIfParallelMode("outbox.get()");	/* it reads with a snapshot of its own */
 	arg_required(fcinfo, 0, "id");
 	reader = log_open(snapshot_push());
 	slot = log_find(reader, PG_GETARG_UUID_P(0));

@@ -27,6 +27,7 @@
 #include "catalog/index.h"
 #include "catalog/pg_am.h"
 #include "executor/executor.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
@@ -54,6 +55,7 @@ static bool is_plain_table(Relation rel);
 static bool is_plain(Relation index, IndexInfo *info);
 static void insert_plain(LogWriter *writer, HeapTuple tuple);
 static bool keep_out(NewMessage *message, pg_uuid_t *id);
+static char *verified(char *setting);
 static void default_traceparent(NewMessage *message);
 
 static const char *const attributes[LOG_COLUMNS + 1] = {
@@ -180,9 +182,20 @@ message_complete(NewMessage *message)
 	if (!MESSAGE_HAS(message, LOG_VERSION))
 		MESSAGE_SET(message, LOG_VERSION, Int32GetDatum(1));
 	if (!MESSAGE_HAS(message, LOG_CAUSATION_ID) && outbox_causation[0] != '\0')
-		message_set(message, LOG_CAUSATION_ID, CStringGetTextDatum(outbox_causation));
+		message_set(message, LOG_CAUSATION_ID, CStringGetTextDatum(verified(outbox_causation)));
 	if (outbox_traceparent[0] != '\0')
 		default_traceparent(message);
+}
+
+/*
+ * A setting that came when the connection was made, or from a file, is in no encoding that
+ * anybody has checked; who is not a client of ours could not even read what is stored.
+ */
+static char *
+verified(char *setting)
+{
+	(void) pg_verifymbstr(setting, strlen(setting), false);
+	return setting;
 }
 
 /* headers.traceparent from the setting, unless the call gave one */
@@ -196,7 +209,7 @@ default_traceparent(NewMessage *message)
 
 	key.val.string.val = "traceparent";
 	key.val.string.len = strlen("traceparent");
-	value.val.string.val = outbox_traceparent;
+	value.val.string.val = verified(outbox_traceparent);
 	value.val.string.len = strlen(outbox_traceparent);
 	if (MESSAGE_HAS(message, LOG_HEADERS) &&
 		findJsonbValueFromContainer(&DatumGetJsonbP(MESSAGE_GET(message, LOG_HEADERS))->root,

@@ -31,7 +31,7 @@ BEGIN
 END
 $$;
 
--- The log: one immutable row per message.  log_0 … log_2 are a ring: messages go into one
+-- The log: one immutable row per message.  log_0 to log_2 are a ring: messages go into one
 -- of them, and one that nobody needs any more is truncated and written again.  log_kept
 -- has the few messages that outlive their segment.  Nothing in the ring is updated, so
 -- vacuum has no work there.
@@ -89,7 +89,7 @@ UNION ALL SELECT * FROM outbox.log_kept;
 --   condemned_at       the transaction number below which nobody must look any more before
 --                      the segment is truncated; null: not yet decided
 --   last_position      the highest position it had when that was decided
---   sweep_…            after the truncation: how far the runs of what is gone were removed
+--   sweep_...          after the truncation: how far the runs of what is gone were removed
 CREATE TABLE outbox.segment (
     number             integer     NOT NULL,
     writing            boolean     NOT NULL,

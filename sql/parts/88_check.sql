@@ -177,7 +177,7 @@ BEGIN ATOMIC
      CROSS JOIN LATERAL (
            SELECT min(n.name) AS name, (SELECT sum(k.message_count) FROM unhandled k WHERE k.name = s.name) AS messages,
                   string_agg(n.name, ', ' ORDER BY n.name) FILTER (WHERE n.number <= 5)
-                  || CASE WHEN count(*) > 5 THEN ', …' ELSE '' END AS names
+                  || CASE WHEN count(*) > 5 THEN ', ...' ELSE '' END AS names
              FROM (SELECT m.name, row_number() OVER (ORDER BY m.name) AS number
                      FROM (SELECT l.name FROM unhandled k CROSS JOIN LATERAL outbox.log_of(k.positions) l
                             WHERE k.name = s.name LIMIT 1000) m

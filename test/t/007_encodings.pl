@@ -146,5 +146,19 @@ is(state_in_encoding('latin1', 'UTF8', q{SELECT outbox.enqueue(repeat('é', 255)
 # The server has written no surprise.
 unlike(slurp_file($node->logfile), qr/PANIC|FATAL|TRAP|server process .* was terminated/, 'nothing worse in the log');
 
+# Settings that come with the connection are in no encoding that anybody has checked.
+for my $setting ('causation', 'traceparent')
+{
+	local $ENV{PGOPTIONS} = "-c outbox.$setting=a\xff";
+
+	is(sqlstate($node, "SELECT outbox.enqueue('bad', '1')", 'utf8'), '22021', "outbox.$setting: bytes that are no text are refused");
+	like(sql($node, "SELECT outbox.enqueue('good', '1')", 'latin1'), qr/^[0-9a-f-]{36}$/, "outbox.$setting: where they are text they are taken");
+}
+
+# The install script is read in the encoding of the database.
+sql($node, "CREATE DATABASE euc_jp ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0", 'postgres');
+sql($node, 'CREATE EXTENSION outbox', 'euc_jp');
+like(sql($node, "SELECT outbox.enqueue('m', '1')", 'euc_jp'), qr/^[0-9a-f-]{36}$/, 'EUC_JP: installed, and in use');
+
 $node->stop;
 done_testing();
