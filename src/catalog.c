@@ -94,7 +94,7 @@ static Oid	object_oids[OUTBOX_OBJECTS];
 static TupleDesc row_types[OUTBOX_OBJECTS];
 
 static void forget(Datum argument, Oid relation);
-static void look_up_extension(void);
+static Oid	look_up_extension(void);
 static bool is_column(Form_pg_attribute column, char type);
 static void refuse_table(Relation rel, int count, const char *last);
 static void subscription_locktag(LOCKTAG *tag, int64 subscription_id);
@@ -121,26 +121,39 @@ forget(Datum argument, Oid relation)
 	segment_forget();
 }
 
-static void
+/*
+ * With one of its tables: only a message about one of them makes us forget it again, see
+ * forget().  Messages come in while we look, so what is kept is what did not change.
+ */
+static Oid
 look_up_extension(void)
 {
-	if (OidIsValid(extension_oid))
-		return;
-	extension_oid = get_extension_oid("outbox", true);
-	if (!OidIsValid(extension_oid))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"outbox\" does not exist in this database"),
-				 errhint("Run CREATE EXTENSION outbox.")));
-	/* one of its tables with it: only a message about one of them makes us forget, see forget() */
-	object_oids[OB_IDENTITY] = get_relname_relid(object_names[OB_IDENTITY], get_namespace_oid(OUTBOX_SCHEMA, true));
+	Oid			extension = extension_oid;
+	Oid			identity;
+
+	while (!OidIsValid(extension_oid))
+	{
+		extension = get_extension_oid("outbox", true);
+		if (!OidIsValid(extension))
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("extension \"outbox\" does not exist in this database"),
+					 errhint("Run CREATE EXTENSION outbox.")));
+		identity = get_relname_relid(object_names[OB_IDENTITY], get_namespace_oid(OUTBOX_SCHEMA, true));
+		if (!OidIsValid(identity))
+			break;				/* half restored: nothing is kept */
+		if (extension != get_extension_oid("outbox", true))
+			continue;
+		object_oids[OB_IDENTITY] = identity;
+		extension_oid = extension;
+	}
+	return extension;
 }
 
 Oid
 outbox_extension(void)
 {
-	look_up_extension();
-	return extension_oid;
+	return look_up_extension();
 }
 
 /*
@@ -181,7 +194,7 @@ outbox_oid(OutboxObject object)
 	if (OidIsValid(found))
 		return found;
 
-	look_up_extension();
+	(void) look_up_extension();
 	found = get_relname_relid(object_names[object], get_namespace_oid(OUTBOX_SCHEMA, false));
 	if (!OidIsValid(found))
 		ereport(ERROR,

@@ -387,8 +387,12 @@ deliver_alone(Drain *drain, Batch *batch)
 	for (int try = 1;; try++)
 	{
 		DeliveryGroup group;
-		ErrorData  *error = group_deliver(&group, batch, 1);
+		ErrorData  *error;
 
+		/* a prepared statement outlives what is undone */
+		if (drain->stop != NULL)
+			leftovers_drop();
+		error = group_deliver(&group, batch, 1);
 		if (error == NULL)
 			error = end_transaction(drain);
 		if (error == NULL)

@@ -43,7 +43,7 @@ enum
 #define FRONTIERS_KEPT 256
 
 static void append_row(int64 id, const Frontier *frontier);
-static void refuse_copy(void) pg_attribute_noreturn();
+pg_noreturn static void refuse_copy(void);
 static void delete_range(Rows *rows, Snapshot snapshot, int64 from, int64 to);
 
 /* The newest row; id 0 and everything else empty where there is none. */

@@ -55,6 +55,11 @@
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
 
+/* since 15.4 */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB -2
+#endif
+
 static List *to_probe = NIL;	/* OIDs, in LauncherContext */
 static char *listed_databases = NULL;	/* outbox.databases when they were listed */
 static MemoryContext LauncherContext;
@@ -63,6 +68,7 @@ static int	last_started = DATABASES_MAX - 1;	/* number of a database's slot */
 static void launcher_gone(int code, Datum argument);
 static void list_databases(void);
 static TimestampTz launcher_turn(void);
+static bool takes_connections(Form_pg_database database);
 static bool may_be_served(DatabaseSlot *slot, Oid database);
 static TimestampTz probe_next(TimestampTz now);
 static bool is_to_be_probed(Oid database);
@@ -155,7 +161,7 @@ list_databases(void)
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
 		MemoryContext caller;
 
-		if (!database->datallowconn || database->datistemplate)
+		if (!takes_connections(database))
 			continue;
 		caller = MemoryContextSwitchTo(LauncherContext);
 		to_probe = lappend_oid(to_probe, database->oid);
@@ -363,6 +369,14 @@ ask_one_to_leave(void)
 		wake_process(longest->process);
 }
 
+/* A DROP DATABASE that was interrupted leaves it behind, not to be connected to. */
+static bool
+takes_connections(Form_pg_database database)
+{
+	return database->datallowconn && !database->datistemplate &&
+		database->datconnlimit != DATCONNLIMIT_INVALID_DB;
+}
+
 /*
  * The name of a database that may be served; NULL: it is gone, or takes no connections,
  * or is a template, to which nobody must be connected when it is copied.
@@ -382,7 +396,7 @@ served_name(Oid database)
 	{
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
-		if (form->datallowconn && !form->datistemplate)
+		if (takes_connections(form))
 			name = MemoryContextStrdup(caller, NameStr(form->datname));
 		ReleaseSysCache(tuple);
 	}

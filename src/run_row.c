@@ -567,24 +567,24 @@ run_find_collector(RunStore *store, const Run *rest, Run *run)
 	return found && run->state == RUN_DELIVERED;
 }
 
-/* Whether anything is left to do for anybody.  Reads the whole table: for rare use. */
+/* Whether anything is left to do for anybody. */
 bool
 runs_hold_messages(void)
 {
+	static const OutboxObject unsettled[] = {
+		OB_DELIVERY_READY_IDX, OB_DELIVERY_LEASE_IDX, OB_DELIVERY_UNHANDLED_IDX, OB_DELIVERY_DEAD_IDX
+	};
 	RunStore   *store = runs_open_for_reading();
-	TableScanDesc scan = table_beginscan(store->rows->rel, snapshot_push(), 0, NULL);
-	TupleTableSlot *slot = table_slot_create(store->rows->rel, NULL);
+	Snapshot	snapshot = snapshot_push();
 	bool		found = false;
 
-	while (!found && table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	for (int i = 0; i < lengthof(unsettled) && !found; i++)
 	{
-		Run			run;
+		RowScan    *scan = rows_scan(store->rows, unsettled[i], snapshot, ForwardScanDirection, 0, NULL);
 
-		run_read(slot, &run);
-		found = !run_is_settled(&run);
+		found = (rows_next(scan) != NULL);
+		rows_scan_end(scan);
 	}
-	ExecDropSingleTupleTableSlot(slot);
-	table_endscan(scan);
 	snapshot_pop();
 	runs_close(store);
 	return found;

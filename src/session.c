@@ -99,7 +99,8 @@ session_transaction_begin(const char *activity)
  * Until the transaction ends.  Triggers, checks and index expressions on our tables are
  * code of their owner.  Where that is no superuser, a process that is connected as one
  * leaves these rights behind before it writes, and cannot take them again: as VACUUM does.
- * Aborts put the user back by themselves.
+ * Nor shall that code find functions of the role that has started a worker.  Aborts put
+ * the user back by themselves, the end of the transaction search_path.
  */
 void
 session_become_owner(void)
@@ -107,6 +108,8 @@ session_become_owner(void)
 	if (superuser_arg(outbox_owner()))
 		return;
 	SetUserIdAndSecContext(outbox_owner(), SECURITY_RESTRICTED_OPERATION);
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_LOCAL, true, 0, false);
 	is_owner = true;
 }
 

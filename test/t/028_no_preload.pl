@@ -116,6 +116,10 @@ sql($node, <<~'SQL', 'demoted');
 	CREATE ROLE owner SUPERUSER LOGIN;
 	CREATE TABLE loot (what text);
 	GRANT ALL ON loot TO public;
+	CREATE SCHEMA evil;
+	GRANT USAGE ON SCHEMA evil TO public;
+	CREATE FUNCTION evil.helper() RETURNS void LANGUAGE sql AS $$ INSERT INTO public.loot SELECT 'helps ' || current_user $$;
+	ALTER ROLE postgres IN DATABASE demoted SET search_path = evil;
 	SET ROLE owner;
 	CREATE EXTENSION outbox;
 	RESET ROLE;
@@ -124,6 +128,10 @@ sql($node, <<~'SQL', 'demoted');
 	CREATE FUNCTION outbox.trap() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
 		INSERT INTO public.loot SELECT current_user;
+		BEGIN
+			PERFORM helper();
+		EXCEPTION WHEN undefined_function THEN NULL;
+		END;
 		BEGIN
 			PERFORM set_config('role', 'boss', false);
 			INSERT INTO public.loot SELECT 'became ' || current_user;
@@ -135,7 +143,7 @@ sql($node, <<~'SQL', 'demoted');
 	SQL
 sql($node, 'SELECT outbox.start_worker()', 'demoted');
 enqueue($node, 'routed', 1, 1, 'demoted');
-eventually($node, 'SELECT string_agg(DISTINCT what, $$, $$) FROM loot', 'owner', 'a demoted owner\'s trigger runs as himself', 'demoted');
+eventually($node, 'SELECT string_agg(DISTINCT what, $$, $$) FROM public.loot', 'owner', 'a demoted owner\'s trigger runs as himself, and finds no functions of who has started the worker', 'demoted');
 
 $node->stop;
 done_testing();
