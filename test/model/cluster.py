@@ -95,8 +95,9 @@ class Cluster:
         return {'user': 'postgres', 'group': 'postgres', 'extra_groups': []} if os.geteuid() == 0 else {}
 
     def make_folder(self, name):
-        """Where the server can write."""
+        """Where the server can write; one that a crash has interrupted may have left its own."""
         folder = os.path.join(self.folder, name)
+        shutil.rmtree(folder, ignore_errors=True)
         os.mkdir(folder)
         os.chmod(folder, 0o777)
         return folder
