@@ -41,8 +41,8 @@ OBJS = \
 	src/history.o \
 	src/identity.o \
 	src/lease.o \
-	src/leftovers.o \
 	src/lease_look.o \
+	src/leftovers.o \
 	src/log.o \
 	src/maintain.o \
 	src/notice.o \

@@ -66,7 +66,10 @@ static const char *const object_names[OUTBOX_OBJECTS] = {
 	[OB_CLAIMED_MESSAGE_TYPE] = "claimed_message",
 };
 
-/* The columns that the install script makes: the type of each, a capital where it is NOT NULL; and the last name. Segments of the log are all like log_kept. */
+/*
+ * The columns that the install script makes: the type of each, a capital where it is
+ * NOT NULL; and the last name.  Segments of the log are all like log_kept.
+ */
 static const struct
 {
 	const char *types;

@@ -37,6 +37,11 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
+/* catalog/pg_database.h has it since 15.4 */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB -2
+#endif
+
 /* a macro: who uses it includes access/genam.h; nobody counts its searches */
 #if PG_VERSION_NUM < 180000
 #define outbox_index_beginscan(heap, index, snapshot, n_keys, n_orderbys) \

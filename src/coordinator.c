@@ -419,8 +419,7 @@ may_make_first_rows(Coordinator *coordinator, const Frontier *frontier)
 	TimestampTz now = clock_machine();
 
 	identity_read(&identity);
-	if (identity.foreign ||
-		(frontier->id != 0 && !identity_is_here(frontier->system_identifier, frontier->database)))
+	if (identity.foreign || frontier_is_foreign(frontier))
 	{
 		if (coordinator->foreign_since == 0)
 			coordinator->foreign_since = now;

@@ -180,22 +180,27 @@ log_has_messages(void)
 	return found;
 }
 
+/* Written by another cluster or database. */
+bool
+frontier_is_foreign(const Frontier *frontier)
+{
+	return frontier->id != 0 && !identity_is_here(frontier->system_identifier, frontier->database);
+}
+
 /* Routed elsewhere, and something is stored. */
 bool
 frontier_is_copy(const Frontier *frontier)
 {
-	bool		here;
+	bool		foreign = frontier_is_foreign(frontier);
 
-	if (frontier->id != 0)
-		here = identity_is_here(frontier->system_identifier, frontier->database);
-	else
+	if (frontier->id == 0)
 	{
 		Identity	identity;
 
 		identity_read(&identity);
-		here = !identity_is_copy(&identity);
+		foreign = identity_is_copy(&identity);
 	}
-	return !here && (log_has_messages() || runs_hold_messages());
+	return foreign && (log_has_messages() || runs_hold_messages());
 }
 
 /*
@@ -222,7 +227,7 @@ frontier_check_identity(const Frontier *frontier)
 		refuse_copy();
 }
 
-/* Where nobody is here, whose data this is: see frontier_may_take_over(). */
+/* For who takes over an outbox that looks empty. */
 void
 frontier_take_over_check(void)
 {

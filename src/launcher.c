@@ -55,11 +55,6 @@
 #define PAUSE_FIRST		(1 * USECS_PER_SEC)
 #define PAUSE_MAX		(60 * USECS_PER_SEC)
 
-/* since 15.4 */
-#ifndef DATCONNLIMIT_INVALID_DB
-#define DATCONNLIMIT_INVALID_DB -2
-#endif
-
 static List *to_probe = NIL;	/* OIDs, in LauncherContext */
 static char *listed_databases = NULL;	/* outbox.databases when they were listed */
 static MemoryContext LauncherContext;

@@ -80,10 +80,9 @@ holdable_cursors(void)
 		elog(ERROR, "could not list cursors");
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
-		char	   *name = SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1);
 		MemoryContext spi = MemoryContextSwitchTo(caller);
 
-		names = lappend(names, pstrdup(name));
+		names = lappend(names, SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1));
 		MemoryContextSwitchTo(spi);
 	}
 	SPI_finish();

@@ -353,7 +353,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		frontier_read(&s1, snapshot);
 		frontier_check_identity(&s1);
 		identity_read(&identity);
-		if (identity.foreign || (s1.id != 0 && !identity_is_here(s1.system_identifier, s1.database)))
+		if (identity.foreign || frontier_is_foreign(&s1))
 			frontier_take_over_check();
 		if (identity.foreign)	/* and nothing stored */
 		{
@@ -361,7 +361,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 			identity_read(&identity);
 			*wrote = true;
 		}
-		if (s1.id != 0 && !identity_is_here(s1.system_identifier, s1.database))
+		if (frontier_is_foreign(&s1))
 		{
 			/* an empty outbox adopts itself: what comes now is ours */
 			Frontier	ours = s1;

@@ -62,6 +62,7 @@ extern int64 frontier_append(const Frontier *predecessor, const Frontier *fronti
 extern void frontier_append_stop(void);
 extern bool log_has_messages(void);
 extern void frontier_read_now(Frontier *frontier);
+extern bool frontier_is_foreign(const Frontier *frontier);
 extern bool frontier_is_copy(const Frontier *frontier);
 /* 55000 where the data is a copy that was not adopted */
 extern void frontier_check_identity(const Frontier *frontier);

@@ -16,7 +16,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time usleep);
 
-our @EXPORT = qw(worker_node database hooks as_role fails eventually heard hears eventually_log log_lines log_end
+our @EXPORT = qw(worker_node database demoted_owner hooks as_role fails eventually heard hears eventually_log log_lines log_end
   worker_pid is_gone is_replaced enqueue states got in_background reload);
 
 # Waiting longer than this is a failure. A machine that runs much else at the same time may be slow.
@@ -52,6 +52,24 @@ sub database
 	sql($node, 'CREATE EXTENSION outbox', $name);
 	hooks($node, $name);
 	return $name;
+}
+
+# The extension of role "owner", who was a superuser when he made it. Role "boss" is what he would like to be, table "loot" tells.
+sub demoted_owner
+{
+	my ($node, $database) = @_;
+
+	sql($node, <<~'SQL', $database);
+		CREATE ROLE boss SUPERUSER LOGIN;
+		CREATE ROLE owner SUPERUSER LOGIN;
+		CREATE TABLE loot (what text);
+		GRANT ALL ON loot TO public;
+		SET ROLE owner;
+		CREATE EXTENSION outbox;
+		RESET ROLE;
+		ALTER ROLE owner NOSUPERUSER;
+		SQL
+	return;
 }
 
 # Some hooks. Each call that is committed leaves a row in "got".

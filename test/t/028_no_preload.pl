@@ -111,19 +111,12 @@ makes_way('DROP DATABASE shop', 'DROP DATABASE');
 
 # Tables that a superuser made who is none any more: what he puts on them is done as himself, whoever starts the worker.
 sql($node, 'CREATE DATABASE demoted');
+demoted_owner($node, 'demoted');
 sql($node, <<~'SQL', 'demoted');
-	CREATE ROLE boss SUPERUSER LOGIN;
-	CREATE ROLE owner SUPERUSER LOGIN;
-	CREATE TABLE loot (what text);
-	GRANT ALL ON loot TO public;
 	CREATE SCHEMA evil;
 	GRANT USAGE ON SCHEMA evil TO public;
 	CREATE FUNCTION evil.helper() RETURNS void LANGUAGE sql AS $$ INSERT INTO public.loot SELECT 'helps ' || current_user $$;
 	ALTER ROLE postgres IN DATABASE demoted SET search_path = evil;
-	SET ROLE owner;
-	CREATE EXTENSION outbox;
-	RESET ROLE;
-	ALTER ROLE owner NOSUPERUSER;
 	SET ROLE owner;
 	CREATE FUNCTION outbox.trap() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN

@@ -106,17 +106,8 @@ delivered('another one comes');
 
 # Who owns the tables and is no superuser (any more): what he puts on them is done as himself, and workers lend him no role.
 database($node, 'demoted');
-sql($node, <<~'SQL', 'demoted');
-	CREATE ROLE boss SUPERUSER LOGIN;
-	CREATE ROLE owner SUPERUSER LOGIN;
-	CREATE TABLE loot (what text);
-	GRANT ALL ON loot TO public;
-	DROP EXTENSION outbox CASCADE;
-	SET ROLE owner;
-	CREATE EXTENSION outbox;
-	RESET ROLE;
-	ALTER ROLE owner NOSUPERUSER;
-	SQL
+sql($node, 'DROP EXTENSION outbox CASCADE', 'demoted');
+demoted_owner($node, 'demoted');
 ($status, $out, $err) = as_role($node, 'owner', <<~'SQL', 'demoted');
 	CREATE FUNCTION trap() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
