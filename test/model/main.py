@@ -33,6 +33,7 @@ NEEDED_FOR_LONGER = [
 ]
 NEEDED_WITH_WORKERS = ['drain', 'deliver', 'register_hook created', 'register_hook altered', 'unregister',
                        'claim of a pushed one', 'effect by a worker', 'effect by a session', 'notification']
+MORE_ROUNDS = 4     # at most, where a move has not happened in the time
 LONG = 300          # seconds, after which everything has been done to the server too
 
 
@@ -103,9 +104,10 @@ def run(options, cluster):
     end = time.monotonic() + options.seconds
     started = time.monotonic()
     print(f'seed {options.seed}, {options.sessions} sessions', flush=True)
-    while rounds == 0 or time.monotonic() < end - 3:
-        this = Round(options, options.seed + rounds, min(options.round, max(3, end - time.monotonic())),
-                     cluster)
+    more = 0            # rounds for what chance has left out
+    while rounds == 0 or time.monotonic() < end - 3 or more:
+        left = end - time.monotonic()
+        this = Round(options, options.seed + rounds, options.round if more else min(options.round, max(3, left)), cluster)
         this.run()
         world = this.world
         rounds += 1
@@ -116,14 +118,15 @@ def run(options, cluster):
         if world.failure is not None:
             tell(world)
             return 1
+        missing = missing_moves(options, world, total) if options.seconds >= 30 else []
+        more = more + 1 if missing and time.monotonic() >= end - 3 and more < MORE_ROUNDS else 0
     server.change_settings()
     if not options.keep:
         server.drop_database()
         Copy.drop()
     for move, n in sorted(total.items()):
         print(f'{n:9d} {move}')
-    missing = missing_moves(options, world, total)
-    if options.seconds >= 30 and missing:
+    if missing:
         print(f'moves that never happened: {", ".join(missing)}')
         return 1
     print(f'{checks} checks passed')
