@@ -133,6 +133,7 @@ class Bench:
             except Exception as error:  # pylint: disable=broad-except
                 self.broke(self.outbox, error)
             self.seconds[letter] = round(time.monotonic() - begin, 1)
+            self.say(f'{self.seconds[letter]:.0f} s')
 
 
 def parse():
@@ -175,9 +176,12 @@ def main():
     begin = time.monotonic()
     bench = Bench(options)
     bench.install_peers(options.peers)
-    bench.run(options.only)
-    bench.seconds['all'] = round(time.monotonic() - begin, 1)
-    report.write(bench)
+    try:
+        bench.run(options.only)
+    finally:
+        # who stops it after half an hour has the scenarios that are done
+        bench.seconds['all'] = round(time.monotonic() - begin, 1)
+        report.write(bench)
     return 1 if bench.results.broken else 0
 
 
