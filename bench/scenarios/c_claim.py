@@ -31,9 +31,9 @@ def run(bench):
             for case in bench.pick([], EACH[1:]):
                 measure(bench, queues, case, 'off', True, 1)
             for case in bench.pick([], OTHERS):
-                measure(bench, some, case, 'off', False, 2)
+                measure(bench, some, case, 'off', False, 1)
         for case in bench.pick([], GOALS):
-            measure(bench, some, case, 'on', False, 2)
+            measure(bench, some, case, 'on', False, 1)
 
 
 def measure(bench, queues, case, commit, each, rounds):

@@ -41,7 +41,7 @@ def fan_out(bench):
             return lambda: delivered(bench, db, peer, count)
         bench.interleave('enqueue', 'messages/s', {key: tps(db, key[0]) for key, db in databases.items()})
         variants = {key: deliver(db, key[0], dict(key[1])['subscriptions']) for key, db in databases.items()}
-        bench.interleave('deliver', 'deliveries/s', variants, bench.pick(1, 3))
+        bench.interleave('deliver', 'deliveries/s', variants, bench.pick(1, 2))
 
 
 def delivered(bench, db, peer, count):
