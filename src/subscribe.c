@@ -38,7 +38,7 @@ static void insert_row(const Subscription *subscription);
 static Subscription *look(const char *name);
 static char *describe(const Subscription *subscription);
 static void tell_about_default(const Subscription *created);
-static int64 count_open(const Subscription *subscription, StringInfo detail);
+static void refuse_open(const Subscription *subscription);
 static bool delete_runs(const Subscription *subscription, int64 *open);
 static bool is_open(RunState state);
 static void delete_rows(const Subscription *subscription);
@@ -264,17 +264,19 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 	char	   *name;
 	bool		discard_pending = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
 	Subscription *subscription;
-	StringInfoData detail;
-	int64		open;
+	int64		open = 0;
 
 	session_begin("outbox.unsubscribe()");
 	name = arg_required_text(fcinfo, 0, "name");
+	subscription = subscription_get(name);
+	/* who claims or settles waits behind a lock that is waited for: not for one who asks in vain */
+	if (!discard_pending)
+		refuse_open(subscription);
 
 	/*
 	 * It may wait for consumers for long: the routing lock, which others need, comes after
 	 * that, as it does in claims.
 	 */
-	subscription = subscription_get(name);
 	subscription_lock(subscription->id, AccessExclusiveLock);
 	routing_lock_wait();
 	frontier_check();
@@ -284,18 +286,9 @@ outbox_unsubscribe(PG_FUNCTION_ARGS)
 		subscription_unknown(name);
 	(void) route(0);
 
-	initStringInfo(&detail);
-	open = count_open(subscription, &detail);
-	if (open > 0 && !discard_pending)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("subscription \"%s\" still has messages that are not settled", name),
-				 errdetail("There are %lld: %s.", (long long) open, detail.data),
-				 errhint("To give them up: SELECT outbox.unsubscribe(%s, discard_pending => true).",
-						 quote_literal_cstr(name))));
-
+	if (!discard_pending)
+		refuse_open(subscription);
 	/* a settlement that was under way has split what was seen, or settled it */
-	open = 0;
 	while (!delete_runs(subscription, &open))
 		CHECK_FOR_INTERRUPTS();
 	delete_rows(subscription);
@@ -314,28 +307,36 @@ count_visit(RunStore *store, Run *run, void *arg)
 	return true;
 }
 
-static int64
-count_open(const Subscription *subscription, StringInfo detail)
+static void
+refuse_open(const Subscription *subscription)
 {
 	int64		counts[RUN_CANCELLED + 1] = {0};
 	RunStore   *store = runs_open();
+	StringInfoData detail;
 	int64		open = 0;
 
 	runs_visit(store, runs_of_subscription(store, snapshot_push(), subscription->id), count_visit, counts);
 	snapshot_pop();
 	runs_close(store);
 
+	initStringInfo(&detail);
 	for (int state = 0; state < lengthof(counts); state++)
 	{
 		int64		count = counts[state];
 
 		if (count == 0 || !is_open(state))
 			continue;
-		appendStringInfo(detail, "%s%lld %s", open > 0 ? ", " : "",
+		appendStringInfo(&detail, "%s%lld %s", open > 0 ? ", " : "",
 						 (long long) count, run_state_name(state));
 		open += count;
 	}
-	return open;
+	if (open > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("subscription \"%s\" still has messages that are not settled", subscription->name),
+				 errdetail("There are %lld: %s.", (long long) open, detail.data),
+				 errhint("To give them up: SELECT outbox.unsubscribe(%s, discard_pending => true).",
+						 quote_literal_cstr(subscription->name))));
 }
 
 /* False where a row changed meanwhile: look again. */

@@ -154,6 +154,11 @@ SELECT claim_token AS leased FROM outbox.claim_batch(1, subscription => 'ending'
 SELECT outbox.enqueue('ending.unrouted', '{}') IS NOT NULL;
 SELECT pg_temp.try($$ SELECT outbox.unsubscribe('ending') $$);
 SELECT outbox.unsubscribe('ending', discard_pending => true);
+-- also where nothing but that is left
+SELECT outbox.subscribe('ended', 'ended');
+SELECT outbox.enqueue('ended', '{}') IS NOT NULL;
+SELECT pg_temp.try($$ SELECT outbox.unsubscribe('ended') $$);
+SELECT outbox.unsubscribe('ended', discard_pending => true);
 SELECT pg_temp.try(format('SELECT outbox.settle_batch(%L)', :'leased')) LIKE 'OB003%';
 SELECT count(*) FROM outbox.delivery d WHERE NOT EXISTS (SELECT FROM outbox.subscription s WHERE s.id = d.subscription_id);
 SELECT pg_temp.try($$ SELECT outbox.unsubscribe('ending') $$);
