@@ -336,6 +336,8 @@ release_dead_suspenders(void)
 		if (slot->suspenders[i % SUSPENDERS_MAX] == suspender)
 			slot->suspenders[i % SUSPENDERS_MAX] = 0;
 		LWLockRelease(worker_state->lock);
+		if (OidIsValid(slot->database))
+			request_probe(slot->database);
 	}
 	return any;
 }

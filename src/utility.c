@@ -46,6 +46,7 @@ typedef enum ChangeKind
 {
 	CHANGE_SETTINGS,			/* who is connected has old ones */
 	CHANGE_DATABASE,			/* the same, and it may be one to serve now */
+	CHANGE_NEW_NAME,			/* it may be one to serve now, and nobody is connected */
 	CHANGE_ROLE,				/* it may be able to connect now */
 	CHANGE_ROLE_NAME
 } ChangeKind;
@@ -77,6 +78,7 @@ static void resume(Oid database);
 static void after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone);
 static void after_drop(Oid wanted, Oid alone);
 static bool is_served(void);
+static void tell_of_database(ChangeKind kind, const char *name);
 static void tell_at_commit(ChangeKind kind, Oid database, Oid role);
 static void transaction_end(XactEvent event, void *arg);
 
@@ -292,14 +294,14 @@ after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone)
 			after_drop(wanted, alone);
 			return;
 		case T_CreatedbStmt:
-			tell_at_commit(CHANGE_DATABASE, get_database_oid(castNode(CreatedbStmt, statement)->dbname, true), InvalidOid);
+			tell_of_database(CHANGE_NEW_NAME, castNode(CreatedbStmt, statement)->dbname);
 			break;
 		case T_AlterDatabaseSetStmt:
-			tell_at_commit(CHANGE_SETTINGS, get_database_oid(castNode(AlterDatabaseSetStmt, statement)->dbname, true), InvalidOid);
+			tell_of_database(CHANGE_SETTINGS, castNode(AlterDatabaseSetStmt, statement)->dbname);
 			break;
 		case T_AlterDatabaseStmt:
 			/* IS_TEMPLATE, ALLOW_CONNECTIONS */
-			tell_at_commit(CHANGE_DATABASE, get_database_oid(castNode(AlterDatabaseStmt, statement)->dbname, true), InvalidOid);
+			tell_of_database(CHANGE_DATABASE, castNode(AlterDatabaseStmt, statement)->dbname);
 			break;
 		case T_AlterRoleSetStmt:
 			tell_at_commit(CHANGE_SETTINGS, InvalidOid, castNode(AlterRoleSetStmt, statement)->role == NULL ? InvalidOid :
@@ -311,10 +313,12 @@ after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone)
 		case T_RenameStmt:
 			if (castNode(RenameStmt, statement)->renameType == OBJECT_ROLE)
 				tell_at_commit(CHANGE_ROLE_NAME, InvalidOid, InvalidOid);
+			else if (OidIsValid(wanted))
+				tell_at_commit(CHANGE_NEW_NAME, wanted, InvalidOid);
 			break;
 		case T_TransactionStmt:
 			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED && is_served())
-				wake_database(MyDatabaseId, WORK_LOOK | WORK_ENQUEUED);
+				wake_database(MyDatabaseId, WORK_LOOK | WORK_ENQUEUED | WORK_READY);
 			break;
 		case T_DropStmt:
 			/* it may have been ours: then our processes have nothing to do here any more */
@@ -359,6 +363,15 @@ is_served(void)
 }
 
 static void
+tell_of_database(ChangeKind kind, const char *name)
+{
+	Oid			database = get_database_oid(name, true);
+
+	if (OidIsValid(database))
+		tell_at_commit(kind, database, InvalidOid);
+}
+
+static void
 tell_at_commit(ChangeKind kind, Oid database, Oid role)
 {
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
@@ -391,8 +404,9 @@ transaction_end(XactEvent event, void *arg)
 			wake_all_databases(WORK_ROLES);
 			continue;
 		}
-		(void) workers_ask_to_leave(change->database, change->role);
-		if (change->kind == CHANGE_DATABASE)
+		if (change->kind != CHANGE_NEW_NAME)
+			(void) workers_ask_to_leave(change->database, change->role);
+		if (change->kind != CHANGE_SETTINGS)
 			request_probe(change->database);
 	}
 	changes = NIL;

@@ -144,7 +144,10 @@ database_suspend(DatabaseSlot *slot)
 void
 database_resume(DatabaseSlot *slot)
 {
+	Oid			database;
+
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
+	database = slot->database;
 	for (int i = 0; i < SUSPENDERS_MAX; i++)
 	{
 		if (slot->suspenders[i] == MyProcPid)
@@ -159,7 +162,9 @@ database_resume(DatabaseSlot *slot)
 			worker_state->pushers[i].not_before = DT_NOBEGIN;
 	}
 	LWLockRelease(worker_state->lock);
-	wake_launcher();
+	/* a probe that was asked to leave has not looked, and the launcher starts none meanwhile */
+	if (OidIsValid(database))
+		request_probe(database);
 }
 
 /* The caller holds the lock. */

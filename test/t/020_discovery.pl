@@ -130,6 +130,19 @@ eventually($node, "SELECT count(*) FROM outbox.workers WHERE database = 'from_te
 sql($node, 'CREATE DATABASE from_template2 TEMPLATE from_template');
 sql($node, "ALTER DATABASE from_template WITH is_template false");
 is_served('and served again when it is none', 'from_template', 'again');
+
+# One that was a template is looked at although it is renamed at once, for which who looks has to make way.
+sql($node, 'CREATE DATABASE moves TEMPLATE model');
+for my $names ([ 'moves', 'moved' ], [ 'moved', 'moves' ], [ 'moves', 'moved' ])
+{
+	my ($old, $new) = @$names;
+
+	sql($node, "ALTER DATABASE $old WITH is_template true");
+	eventually($node, "SELECT count(*) FROM outbox.workers WHERE database = '$old'", '0', "$old is a template");
+	sql($node, "ALTER DATABASE $old WITH is_template false; ALTER DATABASE $old RENAME TO $new");
+	eventually($node, "SELECT count(*) FROM outbox.workers WHERE database = '$new' AND kind = 'coordinator'", '1', "and served as $new");
+}
+
 sql($node, "ALTER DATABASE fresh WITH allow_connections false");
 eventually($node, "SELECT count(*) FROM outbox.workers WHERE database = 'fresh'", '0', 'a database that takes no connections is left');
 $node->restart;
