@@ -111,6 +111,9 @@ static const AccessRule rules[] = {
 	{"cloudevent", ANYBODY},
 };
 
+static const char forget_role[] =
+"DELETE FROM outbox.access a WHERE a.role_oid OPERATOR(pg_catalog.=) $1";
+
 /* A function or view of the extension, or its schema, and whether a role has it. */
 typedef struct AccessObject
 {
@@ -131,6 +134,7 @@ static void execute_as_owner(const char *command);
 static List *objects_to_grant(List *objects, int kind);
 static List *objects_to_revoke(List *objects, int kind, int *kept);
 static int	other_kinds_held(List *objects, int kind);
+static bool has_any_of(List *objects, int kind);
 static uint64 run_with_role(const char *text, Oid role, const char *subscription);
 static bool allow_subscription(Oid role, const char *subscription);
 static bool forbid_subscription(Oid role, const char *subscription, bool *any_left);
@@ -163,7 +167,8 @@ outbox_grant_access(PG_FUNCTION_ARGS)
 	Oid			role;
 	int			kind;
 	char	   *subscription;
-	bool		changed;
+	List	   *objects;
+	bool		changed = false;
 
 	session_begin("outbox.grant_access()");
 	check_owner();
@@ -172,8 +177,15 @@ outbox_grant_access(PG_FUNCTION_ARGS)
 		(void) subscription_get(subscription);
 
 	LockRelationOid(outbox_oid(OB_ACCESS), ShareRowExclusiveLock);
-	changed = kind == CONSUMER && allow_subscription(role, subscription);
-	changed |= change_grants("GRANT", "TO", role, objects_to_grant(list_objects(role), kind));
+	objects = list_objects(role);
+	if (kind == CONSUMER)
+	{
+		/* DROP OWNED and REVOKE have left the rows of what they took */
+		if (!has_any_of(objects, CONSUMER))
+			(void) run_with_role(forget_role, role, NULL);
+		changed = allow_subscription(role, subscription);
+	}
+	changed |= change_grants("GRANT", "TO", role, objects_to_grant(objects, kind));
 	/* a role that has handlers may have waited for it */
 	wake_at_commit(WORK_LOOK);
 	PG_RETURN_BOOL(changed);
@@ -275,7 +287,9 @@ static const char list_text[] =
 "UNION ALL "
 "SELECT 'TABLE', c.relname::pg_catalog.text, c.oid::pg_catalog.regclass::pg_catalog.text,"
 "       EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) a"
-"                WHERE a.grantee OPERATOR(pg_catalog.=) $2)"
+"                WHERE a.grantee OPERATOR(pg_catalog.=) $2"
+"                  AND (a.privilege_type OPERATOR(pg_catalog.=) 'INSERT'"
+"                       OR c.relname OPERATOR(pg_catalog.<>) 'outgoing'))"
 "  FROM pg_catalog.pg_depend d"
 "  JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.objid"
 " WHERE d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass"
@@ -377,6 +391,22 @@ objects_to_revoke(List *objects, int kind, int *kept)
 	return granted;
 }
 
+/* Something that no other kind includes. */
+static bool
+has_any_of(List *objects, int kind)
+{
+	ListCell   *cell;
+
+	foreach(cell, objects)
+	{
+		AccessObject *object = lfirst(cell);
+
+		if (object->kinds == kind && object->granted)
+			return true;
+	}
+	return false;
+}
+
 /* The kinds of which a role has everything that is not in this kind too. */
 static int
 other_kinds_held(List *objects, int kind)
@@ -460,9 +490,14 @@ allow_subscription(Oid role, const char *subscription)
 					  role, subscription) > 0)
 		return false;
 	if (subscription == NULL)
-		(void) run_with_role("DELETE FROM outbox.access a"
-							 " WHERE a.role_oid OPERATOR(pg_catalog.=) $1",
-							 role, NULL);
+		(void) run_with_role(forget_role, role, NULL);
+	/* of one that had the name and is gone: a restore would give them to this one */
+	(void) run_with_role("DELETE FROM outbox.access a USING pg_catalog.pg_roles r"
+						 " WHERE r.oid OPERATOR(pg_catalog.=) $1"
+						 " AND a.role_name OPERATOR(pg_catalog.=) r.rolname"
+						 " AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles o"
+						 " WHERE o.oid OPERATOR(pg_catalog.=) a.role_oid)",
+						 role, NULL);
 	statement_init(&insert,
 				   "INSERT INTO outbox.access (role_name, role_oid, subscription)"
 				   " VALUES ($1, $2, $3)");

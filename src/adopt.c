@@ -44,7 +44,7 @@ static void move_strays_of(Stray *stray, int64 first, int64 end);
 static void open_for_stray(Stray *stray, Oid segment);
 static bool is_stray(const Frontier *stored, TupleTableSlot *slot);
 static void move_stray(Stray *stray, TupleTableSlot *slot);
-static void enable_triggers_always(void);
+static bool enable_triggers_always(void);
 static void advance_sequences(void);
 static void find_roles_again(void);
 
@@ -157,7 +157,7 @@ move_stray(Stray *stray, TupleTableSlot *slot)
  * pg_restore --disable-triggers enables them again as if they were ordinary ones, which
  * a session with session_replication_role = replica does not fire.
  */
-static void
+static bool
 enable_triggers_always(void)
 {
 	static const char *const triggers[][2] = {
@@ -166,6 +166,7 @@ enable_triggers_always(void)
 		{"handler", "guard_role"},
 		{"access", "guard_role"},
 	};
+	bool		any = false;
 
 	for (int i = 0; i < lengthof(triggers); i++)
 	{
@@ -181,7 +182,9 @@ enable_triggers_always(void)
 		statement_init(&statement, psprintf("ALTER TABLE outbox.%s ENABLE ALWAYS TRIGGER %s",
 											triggers[i][0], triggers[i][1]));
 		(void) statement_run(&statement);
+		any = true;
 	}
+	return any;
 }
 
 /* Logical replication brings the rows and leaves the sequences of their ids behind. */
@@ -229,6 +232,17 @@ find_roles_again(void)
 	(void) statement_run_guarded(&access);
 }
 
+/*
+ * Whose the handlers and rights are that came with the data.  In data that is no copy, as
+ * far as can be known, triggers that do not always fire tell of a restore.
+ */
+void
+adopt_roles(bool copied)
+{
+	if (enable_triggers_always() || copied)
+		find_roles_again();
+}
+
 Datum
 outbox_adopt(PG_FUNCTION_ARGS)
 {
@@ -252,12 +266,11 @@ outbox_adopt(PG_FUNCTION_ARGS)
 		PG_RETURN_BOOL(false);
 	}
 	segments_strike_out();		/* what another cluster has decided means nothing here */
-	enable_triggers_always();
+	adopt_roles(true);
 	move_strays(&stored);
 	identity_take_over(true);
 	(void) identity_ensure();
 	identity_read(&identity);
-	find_roles_again();
 	ours = stored;
 	ours.offset = identity.offset;
 	frontier_sign(&ours);

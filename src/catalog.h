@@ -88,9 +88,10 @@ extern bool identity_is_copy(const Identity *identity);
 extern bool identity_is_here(int64 system_id, Oid database);
 /* gives new positions an offset above everything stored and makes the identity ours */
 extern void identity_take_over(bool force);
+/* adopt.c: gives handlers and rights to the roles of their names, where they came from elsewhere */
+extern void adopt_roles(bool copied);
 /* offset for new positions; gives a new one where the stored identity is foreign */
 extern int64 identity_offset_for_enqueue(void);
-extern int64 identity_offset_stored(void);
 /* under the routing lock: makes identity and the subscription "default" at first use; true: now */
 extern bool identity_ensure(void);
 extern int64 system_identifier(void);

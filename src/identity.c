@@ -35,6 +35,9 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+/* Transactions whose messages a source may not have routed yet, and more. */
+#define UNROUTED_GAP	(INT64CONST(1) << 30)
+
 PG_FUNCTION_INFO_V1(outbox_identity_changed);
 
 enum
@@ -201,7 +204,10 @@ stop_routing_if_unrouted(Snapshot snapshot)
 
 /*
  * The offset becomes the smallest one with which no transaction, of those that run now
- * or later, gets a position at or below one that is stored or was routed.
+ * or later, gets a position at or below one that is stored or was routed.  In a restore
+ * that goes on, which is what an enqueue into a copy must expect, more of the source's log
+ * may come, and of that nobody sees how far it reaches above the frontier: so a gap is
+ * left, until adopt() sees all of it.
  */
 void
 identity_take_over(bool force)
@@ -224,6 +230,8 @@ identity_take_over(bool force)
 	{
 		int64		offset = identity_above_everything(snapshot) - full_transaction(snapshot->xmin);
 
+		if (!force)
+			offset += UNROUTED_GAP;
 		write_row(rows, identity.exists ? &tid : NULL, Max(0, offset), identity.in_use);
 	}
 	else if (!identity.exists)
@@ -254,16 +262,6 @@ start_clock(void)
 	frontier_read_now(&frontier);
 	if (frontier.id != 0 && identity_is_here(frontier.system_identifier, frontier.database))
 		clock_start_above(frontier.created_at);
-}
-
-/* as it is, for reading only */
-int64
-identity_offset_stored(void)
-{
-	Identity	identity;
-
-	identity_read(&identity);
-	return identity.offset;
 }
 
 int64
@@ -299,6 +297,7 @@ identity_ensure(void)
 	identity_read(&identity);
 	if (identity.in_use)
 		return false;
+	adopt_roles(false);
 	identity_take_over(false);
 
 	rows = rows_open(OB_IDENTITY, true);

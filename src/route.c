@@ -144,6 +144,9 @@ void
 frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset)
 {
 	FullTransactionId own = GetTopFullTransactionIdIfAny();
+	/* on a standby all that run are listed as if they were subtransactions */
+	const TransactionId *running = snapshot->takenDuringRecovery ? snapshot->subxip : snapshot->xip;
+	uint32		n_running = snapshot->takenDuringRecovery ? snapshot->subxcnt : snapshot->xcnt;
 	int			n = 0;
 
 	memset(frontier, 0, sizeof(*frontier));
@@ -151,9 +154,9 @@ frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset)
 	frontier->horizon = full_transaction(snapshot->xmax) + offset;
 	frontier->seen = frontier->horizon;
 	frontier_sign(frontier);
-	frontier->running = palloc((snapshot->xcnt + 1) * sizeof(int64));
-	for (uint32 i = 0; i < snapshot->xcnt; i++)
-		frontier->running[n++] = full_transaction(snapshot->xip[i]) + offset;
+	frontier->running = palloc((n_running + 1) * sizeof(int64));
+	for (uint32 i = 0; i < n_running; i++)
+		frontier->running[n++] = full_transaction(running[i]) + offset;
 	/* step 2: our own is in progress, even if the snapshot does not say so */
 	if (FullTransactionIdIsValid(own) && (int64) U64FromFullTransactionId(own) + offset < frontier->horizon)
 		frontier->running[n++] = (int64) U64FromFullTransactionId(own) + offset;
@@ -354,12 +357,15 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		frontier_check_identity(&s1);
 		identity_read(&identity);
 		if (identity.foreign || frontier_is_foreign(&s1))
+		{
 			frontier_take_over_check();
+			adopt_roles(true);
+			*wrote = true;
+		}
 		if (identity.foreign)	/* and nothing stored */
 		{
 			identity_take_over(false);
 			identity_read(&identity);
-			*wrote = true;
 		}
 		if (frontier_is_foreign(&s1))
 		{
@@ -370,7 +376,6 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 			ours.id = frontier_append(&s1, &ours);
 			ours.created_at = 0;	/* that was another machine's clock */
 			s1 = ours;
-			*wrote = true;
 		}
 		frontier_of_snapshot(&s2, snapshot, identity.offset);
 		if (s2.horizon < s1.horizon)

@@ -69,7 +69,7 @@ extern void frontier_check_identity(const Frontier *frontier);
 extern bool frontier_may_take_over(void);
 extern void frontier_take_over_check(void);
 extern void frontier_check(void);
-/* what a snapshot says, and what is added to it; nothing in progress on a standby */
+/* what a snapshot says, and what is added to it */
 extern void frontier_of_snapshot(Frontier *frontier, Snapshot snapshot, int64 offset);
 extern bool frontier_is_running(const Frontier *frontier, int64 transaction);
 

@@ -187,7 +187,9 @@ outbox_backlog(PG_FUNCTION_ARGS)
 
 /*
  * What the snapshot sees above the frontier, and of transactions that the frontier lists
- * as running: the ranges that the next routing pass will read.
+ * as running: the ranges that the next routing pass will read.  The log's reader has a
+ * newer snapshot, so the ranges are those of transactions that were complete in this one,
+ * and our own.  In a copy nothing is known of the transactions behind the positions.
  */
 static Count *
 count_pending(Snapshot snapshot)
@@ -195,6 +197,10 @@ count_pending(Snapshot snapshot)
 	Count	   *count = palloc0(sizeof(Count));
 	List	   *subscriptions = subscriptions_shown(snapshot);
 	Frontier	frontier;
+	Identity	identity;
+	FullTransactionId top = GetTopFullTransactionIdIfAny();
+	int64		own;
+	bool		ours;
 	LogReader  *reader;
 	ListCell   *cell;
 	bool		more = true;
@@ -205,15 +211,26 @@ count_pending(Snapshot snapshot)
 	read_self_routed(count, snapshot);
 
 	frontier_read(&frontier, snapshot);
-	frontier_of_snapshot(&count->now, snapshot, identity_offset_stored());
+	identity_read(&identity);
+	ours = (identity.exists && !identity.foreign && !frontier_is_foreign(&frontier));
+	own = FullTransactionIdIsValid(top) ? (int64) U64FromFullTransactionId(top) + identity.offset : -1;
+	frontier_of_snapshot(&count->now, snapshot, identity.offset);
 	reader = log_open(snapshot);
 	for (int i = 0; i < frontier.n_running && more; i++)
+	{
+		/* a frontier of this transaction may be newer than the snapshot */
+		if (ours && frontier.running[i] >= count->now.horizon)
+			break;
 		more = count_range(count, reader, position_of_transaction(frontier.running[i]),
 						   position_of_transaction(frontier.running[i] + 1));
+	}
 	if (more)
-		(void) count_range(count, reader,
+		more = count_range(count, reader,
 						   frontier.id == 0 ? 0 : position_of_transaction(frontier.horizon),
-						   PG_INT64_MAX);
+						   ours ? position_of_transaction(count->now.horizon) : PG_INT64_MAX);
+	/* listed as running, or at the bound */
+	if (more && own >= 0 && (ours || frontier_is_running(&count->now, own)))
+		count_gap(count, reader, position_of_transaction(own), position_of_transaction(own + 1));
 	log_close(reader);
 	return count;
 }

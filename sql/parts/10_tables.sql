@@ -248,9 +248,9 @@ CREATE TABLE outbox.access (
     role_name    name   NOT NULL,
     role_oid     oid    NOT NULL,
     subscription text,
-    CONSTRAINT access_pkey PRIMARY KEY (id),
-    -- at the end of the statement: adopt() gives many roles other numbers by one
-    CONSTRAINT access_key UNIQUE NULLS NOT DISTINCT (role_oid, subscription) DEFERRABLE
+    -- No key on role and subscription: of roles that are gone, or were made anew, a restore has
+    -- rows that are alike until adopt().
+    CONSTRAINT access_pkey PRIMARY KEY (id)
 );
 
 SELECT pg_catalog.pg_extension_config_dump('outbox.log_0', '');

@@ -119,7 +119,9 @@ SELECT s.segment,
                pg_total_relation_size(x.log) AS bytes,
                x.oldest_message_at,
                g.closed_at,
-               g.closed_at + CAST(current_setting('outbox.retention') AS interval) AS removable_at,
+               -- the clock first: with it comes the library, and with that the setting
+               CASE WHEN outbox.clock() IS NOT NULL
+                    THEN g.closed_at + CAST(current_setting('outbox.retention') AS interval) END AS removable_at,
                g.condemned_at
           FROM (SELECT 0 AS number, 'log_0' AS segment, CAST('outbox.log_0' AS regclass) AS log,
                        (SELECT l.created_at FROM outbox.log_0 l ORDER BY l."position" LIMIT 1) AS oldest_message_at

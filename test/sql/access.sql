@@ -166,6 +166,30 @@ SET ROLE regress_reader;
 SELECT count(*) > 0 FROM outbox.status;
 RESET ROLE;
 
+-- DROP OWNED, and REVOKE, take the rights and leave the rows: those limit nothing later, and lift no limit.
+SET client_min_messages = warning;
+CREATE ROLE regress_again;
+SELECT outbox.grant_access('regress_again', 'consumer');
+DROP OWNED BY regress_again;
+SELECT outbox.grant_access('regress_again', 'consumer', 'default');
+SELECT subscription FROM outbox.access WHERE role_name = 'regress_again';
+DROP OWNED BY regress_again;
+DROP ROLE regress_again;
+CREATE ROLE regress_again;
+SELECT outbox.grant_access('regress_again', 'consumer');
+SELECT subscription FROM outbox.access WHERE role_name = 'regress_again';
+DROP OWNED BY regress_again;
+
+-- A right to look at a view is none to write to it.
+GRANT SELECT ON outbox.outgoing TO regress_again;
+SELECT outbox.grant_access('regress_again', 'producer');
+SET ROLE regress_again;
+INSERT INTO outbox.outgoing (name, payload) VALUES ('a', '{}');
+RESET ROLE;
+DROP OWNED BY regress_again;
+DROP ROLE regress_again;
+RESET client_min_messages;
+
 -- EXECUTE is not enough: a grant on all functions must not let a role lift its own limits.
 GRANT USAGE ON SCHEMA outbox TO regress_operator;
 GRANT EXECUTE ON FUNCTION outbox.grant_access, outbox.revoke_access TO regress_operator;

@@ -48,6 +48,10 @@ SELECT name, attempts FROM one UNION ALL SELECT name, attempts FROM two ORDER BY
 SQL
 is(all_in_one_run($node), '6|6', 'each message is in one run');
 
+# Views ask for settings, which a session that has not called anything does not know.
+is_sql($node, 'SELECT count(removable_at), count(*) FROM (SELECT removable_at FROM outbox.segments) s', '0|4', 'the first query of a session asks for the segments');
+is_sql($node, 'SELECT removable_at FROM outbox.segments WHERE segment = \'log_1\'', '', 'and for one');
+
 # Its own messages, and none after a rollback.
 is_sql($node, <<'SQL', 'own|delivered', 'a transaction claims and settles what it enqueued');
 BEGIN;

@@ -157,6 +157,29 @@ sql($node, "SELECT outbox.enqueue('o.1', '1')", 'from_empty');
 is(claim_names($node, '', 'from_empty'), 'o.1', 'an empty copy adopts itself');
 is(claim_names($node, "subscription => 'own'", 'from_empty'), 'o.1', 'with its subscriptions');
 
+# So does one with handlers whose numbers of roles are another cluster's, since a restore switched the guards off; and where
+# the copy is not known for one, because its identity was left out.
+sql($node, 'CREATE DATABASE handled');
+sql($node, <<~'SQL', 'handled');
+	CREATE EXTENSION outbox;
+	CREATE FUNCTION public.hook(outbox.message) RETURNS void LANGUAGE sql AS 'SELECT';
+	SELECT outbox.register_hook('#', 'public.hook');
+	ALTER TABLE outbox.handler ENABLE TRIGGER guard_role;
+	SET session_replication_role = replica;
+	UPDATE outbox.handler SET role_oid = 1;
+	SQL
+for my $left_out (0, 1)
+{
+	my $name = "handled_$left_out";
+
+	sql($node, "CREATE DATABASE $name TEMPLATE handled", 'template1');
+	sql($node, 'DELETE FROM outbox.identity', $name) if $left_out;
+	sql($node, 'SELECT outbox.maintain()', $name);
+	is_sql($node, "SELECT h.role_oid = r.oid, t.tgenabled FROM outbox.handler h JOIN pg_roles r ON r.rolname = h.role_name, pg_trigger t"
+		. " WHERE t.tgrelid = CAST('outbox.handler' AS regclass) AND t.tgname = 'guard_role'", 't|A',
+		'an empty copy finds its roles' . ($left_out ? ', though nothing tells that it is one' : ''), $name);
+}
+
 $node->stop;
 $target->stop;
 done_testing();

@@ -32,6 +32,14 @@ sql($source, "SELECT outbox.enqueue('ready', '1'); SELECT outbox.maintain()");
 sql($source, "SELECT outbox.enqueue('pending', '1')");
 $open->query_safe('COMMIT');
 $open->quit;
+# two who may use the same, and are gone: nobody has their numbers
+sql($source, 'CREATE ROLE one_gone; CREATE ROLE two_gone');
+sql($source, "SELECT outbox.grant_access('one_gone', 'consumer', 'kept'), outbox.grant_access('two_gone', 'consumer')");
+sql($source, 'DROP OWNED BY one_gone, two_gone; DROP ROLE one_gone, two_gone');
+# one of them was made anew meanwhile, and is not given what the first one had
+sql($source, "CREATE ROLE one_gone; SELECT outbox.grant_access('one_gone', 'consumer')");
+is_sql($source, 'SELECT role_name, subscription FROM outbox.access ORDER BY 1', "one_gone|\ntwo_gone|", 'a role made anew has none of the rights of the first');
+sql($source, 'DROP OWNED BY one_gone; DROP ROLE one_gone');
 $source->command_ok([ 'pg_dump', '-Fc', '-f', $dump, $source->connstr('postgres') ], 'pg_dump');
 my $horizon = sql($source, 'SELECT max(horizon) FROM outbox.frontier');
 
@@ -116,6 +124,15 @@ enqueue_strays('between', 'between');
 restore('between', 'the rest of the data', '-L', $rest);
 enqueue_strays('between', 'then');
 adopted('between', 'while the data comes', 'before', 'between', 'then');
+
+# And with the frontier: of what the source has not routed yet nobody sees then how far it reaches.
+sql($target, 'CREATE DATABASE above');
+restore('above', 'the schema', '--section=pre-data');
+($first, $rest) = list_files(qr/TABLE DATA outbox (frontier|identity)/);
+restore('above', 'identity and frontier', '-L', $first);
+enqueue_strays('above', 'between');
+restore('above', 'the rest of the data', '-L', $rest);
+adopted('above', 'before the log', 'between');
 
 # The log first, as a parallel restore would, and the frontier last.
 sql($target, 'CREATE DATABASE backwards');
