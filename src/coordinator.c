@@ -38,11 +38,6 @@
 #include "utils/timestamp.h"
 
 #define CHANNEL			"outbox_ready"
-/*
- * In a full queue of notifications the turn's transaction would fail, and with it routing.
- * What stays free is for others, and for what is delivered by NOTIFY.
- */
-#define QUEUE_USED_MAX	0.9
 /* Messages routed in one transaction. */
 #define ROUTE_AT_ONCE	10000
 #define EXPIRE_AT_ONCE	1000
@@ -590,7 +585,7 @@ tell(Coordinator *coordinator, Told *told, const char *name)
 		return;
 	}
 	told->notified_at = now;
-	if (DatumGetFloat8(DirectFunctionCall1(pg_notification_queue_usage, (Datum) 0)) > QUEUE_USED_MAX)
+	if (!notifications_have_room())
 	{
 		again_by(coordinator, now + Max(HELD_PAUSE, MSECS(outbox_notify_interval)));
 		return;

@@ -53,6 +53,8 @@
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 
+/* Until there may be room for a notification again. */
+#define NOTIFY_PAUSE	(10 * USECS_PER_SEC)
 /* Longer texts of a hook's error are cut when they are recorded. */
 #define MAX_ERROR_BYTES	4096
 
@@ -219,12 +221,21 @@ deliver_work(void *arg)
 		message = log_message(slot, call->subscription->name, run->attempts, run->max_attempts);
 		if (OidIsValid(function))
 			call_hook(call, function, slot, message);
+		else if (!notifications_have_room())
+			delivery_put_off(delivery);
 		else
 			Async_Notify(delivery->handler->channel,
 						 envelope_notification(message, delivery->handler->include_data));
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	PopActiveSnapshot();
+}
+
+void
+delivery_put_off(Delivery *delivery)
+{
+	delivery->result = DELIVERY_RELEASED;
+	delivery->delay = NOTIFY_PAUSE;
 }
 
 /* The handler of the message in the slot, a row of the log; or NULL. */

@@ -46,6 +46,8 @@ typedef struct Delivery
  */
 extern void deliver_message(const Subscription *subscription, const Claim *claim,
 							const ClaimedMessage *message, Delivery *delivery);
+/* a NOTIFY for which the server's queue of notifications has no room: uncharged, for a while */
+extern void delivery_put_off(Delivery *delivery);
 extern Handler *deliver_match(const Subscription *subscription, TupleTableSlot *slot);
 extern bool deliver_in_progress(void);
 /* position of the message whose delivery has begun and not ended, or -1; and its handler, or NULL */
@@ -72,6 +74,7 @@ extern bool is_cancel(const ErrorData *error);
 /* leftovers.c: what a hook leaves in the session */
 extern void leftovers_register_hook(void);
 extern void leftovers_finish_cursors(void);
+extern void leftovers_close_pinned(void);
 extern void leftovers_drop(void);
 
 /* SET CONSTRAINTS ALL IMMEDIATE, as a commit would do */

@@ -89,6 +89,8 @@ static void keep_secrets(ErrorData *error);
 static bool is_transient(const ErrorData *error);
 static void pause_before(int try);
 static ErrorData *end_transaction(Drain *drain);
+static ErrorData *commit(void);
+static void begin_transaction(const Drain *drain);
 
 /*
  * CALL outbox.drain(subscription, max_messages, INOUT claimed, …)
@@ -155,19 +157,23 @@ drain_has_batch(void)
 	return has_live_token;
 }
 
-/* Uncharged, but for the message whose hook was stopped in the middle. */
+/*
+ * Uncharged, but for the message whose hook was stopped in the middle.  Nobody can
+ * interrupt it, so it waits for nobody: then the lease will end by itself.
+ */
 void
 drain_give_back(void)
 {
 	Settlement	settlement = {.outcome = OUTCOME_FAILED};
+	RunStore   *store;
 	Lease	   *lease;
 	int64		running;
 
 	has_live_token = false;
-	if (!session_extension_lock())
+	if (!session_extension_lock() || (store = runs_open_if_free()) == NULL)
 		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	lease = lease_lock(runs_open(), &live_token, clock_now());
+	lease = lease_lock_if_free(store, &live_token, clock_now());
 	running = deliver_running(&settlement.handler);
 	if (running >= 0)
 	{
@@ -416,7 +422,6 @@ deliver_alone(Drain *drain, Batch *batch)
 	}
 }
 
-/* A NOTIFY does not fail by its message's fault: the queue of notifications may be full. */
 static void
 charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error)
 {
@@ -424,7 +429,11 @@ charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *er
 	ErrorData  *failure;
 
 	if (handler != NULL && handler->channel != NULL)
-		stop(drain, batch, batch->next, error);
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("a notification of subscription \"%s\" could not be sent: %s",
+						batch->subscription->name, error->message),
+				 errdetail("It is tried again in ten seconds.")));
 	failure = group_charge(&group, batch, handler, error);
 	if (failure == NULL)
 		failure = end_transaction(drain);
@@ -477,8 +486,9 @@ stop(Drain *drain, Batch *batch, int first, ErrorData *error)
 		/* the interrupt waits; if this fails too, the lease will end by itself */
 		HOLD_INTERRUPTS();
 		if (group_release(&group, batch, first) == NULL)
-			(void) end_transaction(drain);
+			(void) commit();
 		InterruptHoldoffCount = holdoff;
+		begin_transaction(drain);
 	}
 	if (error != NULL && drain->stop != NULL)
 		keep_secrets(error);
@@ -516,21 +526,32 @@ pause_before(int try)
 	ResetLatch(MyLatch);
 }
 
-/*
- * Commit, and begin the next transaction.  SPI_commit() has begun it also where it fails:
- * then everything since the last commit is undone, and why is returned.
- */
+/* Commit, and begin the next transaction; where that is the caller's: as good as that. */
 static ErrorData *
 end_transaction(Drain *drain)
+{
+	ErrorData  *error = NULL;
+
+	if (drain->own_commit)
+	{
+		error = commit();
+		begin_transaction(drain);
+	}
+	else
+		CommandCounterIncrement();
+	return error;
+}
+
+/*
+ * SPI_commit() has begun the next transaction also where it fails: then everything since
+ * the last commit is undone, and why is returned.
+ */
+static ErrorData *
+commit(void)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ErrorData  *volatile error = NULL;
 
-	if (!drain->own_commit)
-	{
-		CommandCounterIncrement();
-		return NULL;
-	}
 	PG_TRY();
 	{
 		SPI_commit();
@@ -542,12 +563,19 @@ end_transaction(Drain *drain)
 		FlushErrorState();
 	}
 	PG_END_TRY();
-	/* a worker holds the extension in each of its transactions, before any table: see session.c */
-	if (drain->stop != NULL)
-	{
-		session_extension_hold();
-		leftovers_drop();
-	}
 	MemoryContextSwitchTo(context);
 	return error;
+}
+
+/* A worker holds the extension in each of its transactions, before any table: see session.c. */
+static void
+begin_transaction(const Drain *drain)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	if (drain->stop == NULL)
+		return;
+	session_extension_hold();
+	leftovers_drop();
+	MemoryContextSwitchTo(context);
 }

@@ -84,6 +84,9 @@ group_charge(DeliveryGroup *group, Batch *batch, const Handler *handler, ErrorDa
 	group->charge.result = DELIVERY_FAILED;
 	group->charge.handler = handler;
 	group->charge.error = error;
+	/* not by its message's fault: others have filled the queue meanwhile */
+	if (handler != NULL && handler->channel != NULL)
+		delivery_put_off(&group->charge);
 	return group_try(group, batch, charge_work);
 }
 
@@ -150,6 +153,7 @@ deliver_all_work(void *arg)
 	Lease	   *lease = group_open(group);
 
 	deliver_all(group, lease);
+	leftovers_close_pinned();
 	park_check(group);
 	settle(group, lease);
 	renew(group, lease);
@@ -169,12 +173,22 @@ charge_work(void *arg)
 	group_close(lease);
 }
 
+/* Nobody can interrupt it, so it waits for nobody: the lease will end by itself. */
 static void
 release_work(void *arg)
 {
 	DeliveryGroup *group = arg;
-	Lease	   *lease = group_open(group);
+	RunStore   *store;
+	Lease	   *lease;
 
+	PushActiveSnapshot(GetTransactionSnapshot());
+	store = runs_open_if_free();
+	if (store == NULL)
+	{
+		PopActiveSnapshot();
+		return;
+	}
+	lease = lease_lock_if_free(store, &group->batch->token, clock_now());
 	for (group->n = 0; group->n < group->limit; group->n++)
 		group->deliveries[group->n].result = DELIVERY_RELEASED;
 	settle(group, lease);

@@ -23,8 +23,10 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-static Lease *lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position);
+static Lease *lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position,
+						 LockWaitPolicy wait);
 static List *rows_to_lock(Lease *lease, Snapshot snapshot, int64 position);
+static bool lock_subscription(int64 subscription_id, LockWaitPolicy wait);
 static bool lock_token(Lease *lease, int64 position, bool *lost);
 static void join_subscription(Lease *lease);
 static void index_places(Lease *lease);
@@ -36,7 +38,8 @@ static Run *settle_part(Lease *lease, int index, Cover *part, int count,
 						const Settlement *settlement);
 
 static Lease *
-lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position)
+lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position,
+		   LockWaitPolicy wait)
 {
 	Lease	   *lease = palloc0(sizeof(Lease));
 	bool		lost;
@@ -44,6 +47,7 @@ lock_lease(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 
 	lease->store = store;
 	lease->token = *token;
 	lease->asked_at = asked_at;
+	lease->wait = wait;
 	/* a row that was split while we waited has new parts: a fresh snapshot shows them */
 	do
 	{
@@ -75,13 +79,20 @@ join_subscription(Lease *lease)
 Lease *
 lease_lock_one(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position)
 {
-	return lock_lease(store, token, asked_at, position);
+	return lock_lease(store, token, asked_at, position, LockWaitBlock);
 }
 
 Lease *
 lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
 {
-	return lock_lease(store, token, asked_at, -1);
+	return lock_lease(store, token, asked_at, -1, LockWaitBlock);
+}
+
+/* Without waiting: holds nothing where somebody is in the way. */
+Lease *
+lease_lock_if_free(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
+{
+	return lock_lease(store, token, asked_at, -1, LockWaitSkip);
 }
 
 /* The rows to lock, in order of id; all of the token's without a position. */
@@ -116,6 +127,15 @@ rows_to_lock(Lease *lease, Snapshot snapshot, int64 position)
 	return runs;
 }
 
+static bool
+lock_subscription(int64 subscription_id, LockWaitPolicy wait)
+{
+	if (wait == LockWaitSkip)
+		return subscription_lock_if_free(subscription_id, AccessShareLock);
+	subscription_lock(subscription_id, AccessShareLock);
+	return true;
+}
+
 /* false: nothing held; *lost: something was there and changed while we looked */
 static bool
 lock_token(Lease *lease, int64 position, bool *lost)
@@ -129,14 +149,22 @@ lock_token(Lease *lease, int64 position, bool *lost)
 	lease->late = 0;
 	lease->runs = palloc(Max(list_length(runs), 1) * sizeof(Run *));
 	/* what has changed while we waited for it the rows themselves will tell */
-	if (runs != NIL)
-		subscription_lock(((Run *) linitial(runs))->subscription_id, AccessShareLock);
+	if (runs != NIL && !lock_subscription(((Run *) linitial(runs))->subscription_id, lease->wait))
+		runs = NIL;
 	foreach(cell, runs)
 	{
+		RunLock		locked;
+
 		CHECK_FOR_INTERRUPTS();
 		run = lfirst(cell);
+		locked = run_lock(lease->store, run, lease->wait);
+		if (locked == RUN_BUSY)
+		{
+			lease->n = 0;
+			break;
+		}
 		/* no row behind one that has to be looked for again: it may be locked by who waits for those we hold */
-		if (run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED || run->state != RUN_LEASED ||
+		if (locked != RUN_LOCKED || run->state != RUN_LEASED ||
 			memcmp(&run->claim_token, &lease->token, sizeof(pg_uuid_t)) != 0)
 		{
 			*lost = true;

@@ -4,7 +4,9 @@
  *
  * A cursor WITH HOLD runs its query at the commit: after the time limit, where a failure
  * would be laid at the door of a whole group and a cancel be taken for an operator's.  So
- * it runs as a part of the call, and is closed: nobody could fetch from it later.
+ * it runs as a part of the call, and is closed: nobody could fetch from it later.  A commit
+ * would hold in the same way, and a worker keep for ever, what a procedural language has
+ * pinned and not read to its end; that is closed before the commit.
  *
  * Temporary tables and prepared statements stay.  In a worker they would be in the way of
  * the next message, whose hook would fail over their names in each attempt: a worker
@@ -27,8 +29,9 @@ static bool cursor_declared = false;
 static void leftovers_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 							  ProcessUtilityContext context, ParamListInfo params,
 							  QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion);
-static List *holdable_cursors(void);
+static List *cursors(void);
 static void finish(Portal portal);
+static void close_pinned(Portal portal);
 
 void
 leftovers_register_hook(void)
@@ -57,18 +60,33 @@ leftovers_finish_cursors(void)
 	if (!cursor_declared)
 		return;
 	cursor_declared = false;
-	foreach(cell, holdable_cursors())
+	foreach(cell, cursors())
 	{
 		Portal		portal = GetPortalByName(lfirst(cell));
 
 		if (PortalIsValid(portal) && portal->createSubid == GetCurrentSubTransactionId() &&
-			portal->status == PORTAL_READY)
+			portal->status == PORTAL_READY && (portal->cursorOptions & CURSOR_OPT_HOLD) != 0)
 			finish(portal);
 	}
 }
 
+/* In the subtransaction of a group, to which those of its hooks have left theirs. */
+void
+leftovers_close_pinned(void)
+{
+	ListCell   *cell;
+
+	foreach(cell, cursors())
+	{
+		Portal		portal = GetPortalByName(lfirst(cell));
+
+		if (PortalIsValid(portal) && portal->createSubid == GetCurrentSubTransactionId() && portal->portalPinned)
+			close_pinned(portal);
+	}
+}
+
 static List *
-holdable_cursors(void)
+cursors(void)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	List	   *names = NIL;
@@ -76,7 +94,7 @@ holdable_cursors(void)
 
 	session_owner(&session);
 	SPI_connect();
-	if (SPI_execute("SELECT c.name FROM pg_catalog.pg_cursor() c WHERE c.is_holdable", true, 0) != SPI_OK_SELECT)
+	if (SPI_execute("SELECT c.name FROM pg_catalog.pg_cursor() c", true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not list cursors");
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
@@ -95,6 +113,15 @@ finish(Portal portal)
 {
 	SPI_connect();
 	SPI_cursor_move(portal, true, FETCH_ALL);
+	SPI_cursor_close(portal);
+	SPI_finish();
+}
+
+static void
+close_pinned(Portal portal)
+{
+	SPI_connect();
+	UnpinPortal(portal);
 	SPI_cursor_close(portal);
 	SPI_finish();
 }

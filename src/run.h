@@ -39,6 +39,7 @@ typedef struct Run
 	ItemPointerData tid;		/* the version that was read or locked */
 	bool		stored;			/* false: not yet inserted */
 	TimestampTz indexed_at;		/* stored time in the ready or lease index, or DT_NOEND */
+	RunState	indexed_as;		/* stored state */
 	int64		id;
 	int64		subscription_id;
 	int64		origin;
@@ -74,6 +75,8 @@ typedef enum RunLock
 
 extern void runs_register_callbacks(void);
 extern RunStore *runs_open(void);
+/* NULL where somebody has locked the tables: without waiting for him */
+extern RunStore *runs_open_if_free(void);
 /* whether a change of outbox.delivery is ours */
 extern bool run_is_writing(void);
 extern RunStore *runs_open_for_reading(void);

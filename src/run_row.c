@@ -17,6 +17,7 @@
 #include "commands/sequence.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -107,6 +108,15 @@ runs_open(void)
 	return store;
 }
 
+RunStore *
+runs_open_if_free(void)
+{
+	if (!ConditionalLockRelationOid(outbox_oid(OB_SUBSCRIPTION), AccessShareLock) ||
+		!ConditionalLockRelationOid(outbox_oid(OB_DELIVERY), RowExclusiveLock))
+		return NULL;
+	return runs_open();
+}
+
 /* for views: on a standby too */
 RunStore *
 runs_open_for_reading(void)
@@ -152,6 +162,7 @@ run_read(TupleTableSlot *slot, Run *run)
 	run->state = run_state_from_name(TextDatumGetCString(values[RUN_STATE]));
 	run->positions = cover_from_datum(values[RUN_POSITIONS]);
 	run->indexed_at = DT_NOEND;
+	run->indexed_as = run->state;
 	if (run->state == RUN_READY)
 		run->indexed_at = run->available_at;
 	if (!nulls[RUN_CLAIM_TOKEN])
@@ -270,21 +281,24 @@ static void
 keep_above_floor(RunStore *store, Run *run)
 {
 	TimestampTz was = run->stored ? run->indexed_at : DT_NOEND;
+	bool		stays = (run->stored && run->indexed_as == run->state);
 
 	floor_pin_down_to(was);
 	run->indexed_at = DT_NOEND;
+	run->indexed_as = run->state;
 	if (run->state == RUN_READY)
 	{
-		if (run->available_at != was)
+		if (!stays || run->available_at != was)
 		{
 			run->available_at = Max(run->available_at, store->not_before);
-			wake_at_commit(run->available_at <= clock_now() ? WORK_READY : WORK_LOOK);
+			/* one that is to come may be due when this commits, or when the coordinator looks */
+			wake_at_commit(WORK_READY);
 		}
 		run->indexed_at = run->available_at;
 	}
 	else if (run->state == RUN_LEASED)
 	{
-		if (run->locked_until != was)
+		if (!stays || run->locked_until != was)
 		{
 			run->locked_until = Max(run->locked_until, store->not_before);
 			/* a coordinator looks at least so often by itself */

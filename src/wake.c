@@ -12,8 +12,17 @@
 #include "worker.h"
 
 #include "access/xact.h"
+#include "commands/async.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
+
+/*
+ * In a full queue of notifications a commit fails, with all that it was about: routing,
+ * and what other hooks have done.  What stays free is for others.
+ */
+#define QUEUE_USED_MAX	0.9
 
 static uint32 work_at_commit = 0;
 static DatabaseSlot *own_slot = NULL;
@@ -178,4 +187,10 @@ wake_and_wait_for_pass(int wait_ms)
 	}
 	ConditionVariableCancelSleep();
 	return done;
+}
+
+bool
+notifications_have_room(void)
+{
+	return DatumGetFloat8(DirectFunctionCall1(pg_notification_queue_usage, (Datum) 0)) <= QUEUE_USED_MAX;
 }

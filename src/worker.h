@@ -185,6 +185,8 @@ extern void wake_register_callbacks(void);
 extern void wake_at_commit(uint32 why);
 extern void wake_database(Oid database, uint32 why);
 extern void wake_all_databases(uint32 why);
+/* whether a NOTIFY will find room in the server's queue */
+extern bool notifications_have_room(void);
 /* whether there are delivery workers for hooks that are registered */
 extern bool workers_serve(void);
 /* whether a coordinator runs in this database */

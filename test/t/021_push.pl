@@ -213,6 +213,18 @@ for my $left ('CREATE TEMP TABLE left_table (a int);', 'EXECUTE $e$ PREPARE left
 hook('late', 'EXECUTE $e$ DECLARE c CURSOR WITH HOLD FOR SELECT pg_sleep(1000) /* on purpose */ $e$;', message => 'late', options => "max_attempts => 1, timeout => '100 ms'");
 sql($node, "SELECT outbox.enqueue('late', '1')");
 eventually($node, "SELECT last_error_sqlstate FROM outbox.dead_letters WHERE name = 'late'", '57014', 'the query of a cursor WITH HOLD has the time limit of the hook');
+# a cursor of PL/Perl that is not read to its end; the rest would run at the commit, and sleeps on purpose
+sql($node, 'CREATE EXTENSION plperl');
+sql($node, <<~'SQL');
+	CREATE FUNCTION public.pins(m outbox.message) RETURNS void LANGUAGE plperl AS $$
+		my $cursor = spi_query('SELECT n, CASE WHEN n > 1 THEN pg_sleep(1000) END FROM generate_series(1, 2) n');
+		spi_fetchrow($cursor);
+	$$;
+	SELECT outbox.register_hook('pins', 'public.pins');
+	SQL
+enqueue($node, 'pins', 1, 3);
+eventually($node, "SELECT status, count(*) FROM outbox.messages WHERE name = 'pins' AND subscription = 'default' GROUP BY 1", 'delivered|3',
+	'a cursor that a language has pinned is closed');
 hook('listens', 'LISTEN something;', message => 'listens', options => 'max_attempts => 1');
 sql($node, "SELECT outbox.enqueue('listens', '1')");
 eventually($node, "SELECT last_error_message FROM outbox.dead_letters WHERE name = 'listens'", 'cannot execute LISTEN within a background process',

@@ -127,13 +127,42 @@ enqueue($node, 'two.a', 2, 2, 'pull');
 hears($listener, 'two', 'others go on meanwhile');
 hears($listener, 'one', 'at the end of the lease its subscription is told');
 eventually($node, "SELECT ready, leased FROM outbox.status WHERE subscription = 'one'", '8|0', 'its messages are ready, nobody asked', 'pull');
+
+# What is given back is told of: also where it was due before the coordinator could see it, or at the time at which its
+# lease would have ended, or by COMMIT PREPARED.
+sql($node, "SELECT count(outbox.settle(id, claim_token)) FROM outbox.claim_batch(subscription => 'two')", 'pull');
+my $claim = q(SELECT DISTINCT claim_token FROM outbox.claim_batch(100, subscription => 'one', lease => '%s'));
+my $giver = session($node, 'pull');
+my $token = sql($node, sprintf($claim, '4 min'), 'pull');
+$giver->query_safe("BEGIN; SELECT outbox.settle_batch('$token', 'failed', retry_at => clock_timestamp() + interval '100 ms')");
+$giver->query_safe(<<~'SQL');
+	DO $$
+	DECLARE
+		due timestamptz := (SELECT max(available_at) FROM outbox.delivery WHERE state = 'ready');
+	BEGIN
+		WHILE clock_timestamp() <= due LOOP
+			PERFORM pg_sleep(0.01);
+		END LOOP;
+	END $$
+	SQL
+$giver->query_safe('COMMIT');
+$giver->quit;
+hears($listener, 'one', 'a message that was due when its settlement was committed');
+$token = sql($node, sprintf($claim, '5 s'), 'pull');
+sql($node, "SELECT outbox.settle_batch('$token', 'released', retry_at => (SELECT max(locked_until) FROM outbox.delivery WHERE claim_token = '$token'))", 'pull');
+hears($listener, 'one', 'given back until the end of its lease');
+$token = sql($node, sprintf($claim, '4 min'), 'pull');
+sql($node, "BEGIN; SELECT outbox.settle_batch('$token', 'released'); PREPARE TRANSACTION 'q'", 'pull');
+is(heard($listener), '', 'nothing is told of what is only prepared');
+sql($node, "COMMIT PREPARED 'q'", 'pull');
+hears($listener, 'one', 'given back by COMMIT PREPARED');
 $listener->quit;
 
 # claim_batch() has the coordinator route: a transaction that has claimed and stays open hides nothing from others.
 my $open = session($node, 'pull');
 enqueue($node, 'two.b', 10, 10, 'pull');
 $open->query_safe('BEGIN');
-is($open->query_safe("SELECT count(*) FROM outbox.claim_batch(100, subscription => 'two')"), '2', 'an open transaction has claimed all there is');
+is($open->query_safe("SELECT count(*) FROM outbox.claim_batch(100, subscription => 'two')"), '1', 'an open transaction has claimed all there is');
 enqueue($node, 'two.b', 11, 11, 'pull');
 is_sql($node, "SELECT payload FROM outbox.claim_batch(100, subscription => 'two')", '11', 'what comes later is claimed by others', 'pull');
 is_sql($node, "SELECT count(*) FROM outbox.status WHERE router_pid IS NOT NULL", '0', 'nobody holds the routing lock', 'pull');

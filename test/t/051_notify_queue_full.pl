@@ -21,6 +21,9 @@ $node->restart;
 
 database($node, 'app');
 sql($node, "SELECT outbox.register_hook('push.#', 'public.take'); SELECT outbox.subscribe('pulled', 'pull.#')", 'app');
+# and channels, of the same subscription and of another
+sql($node, "SELECT outbox.register_notify('push.bell', 'ring'); SELECT outbox.register_notify('#', 'ring', subscription => 'pealed')"
+	. " FROM outbox.subscribe('pealed', 'push.bell')", 'app');
 
 my $forgotten = session($node, 'app');
 $forgotten->query_safe('LISTEN outbox_ready; BEGIN; SELECT 1');
@@ -34,10 +37,13 @@ for my $bytes (7000, 700, 1)
 }
 cmp_ok(sql($node, 'SELECT pg_notification_queue_usage()', 'app'), '>', 0.95, 'the queue is full');
 
+enqueue($node, 'push.bell', 0, 0, 'app');
 enqueue($node, 'push.a', 1, 3, 'app');
 enqueue($node, 'pull.a', 4, 6, 'app');
 eventually($node, 'SELECT count(*) FROM got', '3', 'hooks get theirs', 'app');
 is_sql($node, "SELECT count(*) FROM outbox.claim_batch(subscription => 'pulled')", '3', 'consumers claim theirs', 'app');
+eventually($node, "SELECT subscription, status, attempts FROM outbox.messages WHERE name = 'push.bell' ORDER BY 1", "default|scheduled|0\npealed|scheduled|0",
+	'what is to be notified waits, uncharged', 'app');
 is(scalar(log_lines($node, qr/outbox coordinator .*ERROR/)), 0, 'the coordinator has met no error');
 
 my $listener = session($node, 'app');
@@ -46,6 +52,7 @@ $forgotten->query_safe('COMMIT');
 $forgotten->quit;
 enqueue($node, 'pull.a', 7, 7, 'app');
 hears($listener, 'pulled', 'and told again when there is room');
+eventually($node, "SELECT count(*) FROM outbox.messages WHERE name = 'push.bell' AND status = 'delivered'", '2', 'what was to be notified is', 'app');
 $listener->quit;
 
 $node->stop;
