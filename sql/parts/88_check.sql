@@ -324,7 +324,7 @@ LANGUAGE sql STABLE PARALLEL UNSAFE ROWS 1
 BEGIN ATOMIC
     SELECT 'error', 'copy',
            'the messages are a copy that was not adopted',
-           'They were routed in another cluster or database. Nothing but enqueueing works, so that they are not delivered twice.',
+           'They were routed in another cluster or database. Nothing is claimed or delivered, so that they are not delivered twice.',
            'SELECT outbox.adopt(); -- to deliver them from here; SELECT outbox.reset() begins empty'
       FROM outbox.conditions() c WHERE c.copied
     UNION ALL
