@@ -16,19 +16,28 @@
  */
 #include "deliver.h"
 
+#include "statement.h"
+
 #include "catalog/namespace.h"
 #include "commands/prepare.h"
 #include "executor/spi.h"
 #include "tcop/utility.h"
+#include "utils/inval.h"
 #include "utils/portal.h"
+#include "utils/syscache.h"
 
 static ProcessUtility_hook_type previous_utility = NULL;
 /* since the last hook returned: looking for one costs more than a hook that does little */
 static bool cursor_declared = false;
+/* of the database; PL/pgSQL pins too, and never forgets */
+static bool languages_known = false;
+static bool has_other_languages = false;
 
 static void leftovers_utility(PlannedStmt *pstmt, const char *query, bool read_only_tree,
 							  ProcessUtilityContext context, ParamListInfo params,
 							  QueryEnvironment *environment, DestReceiver *dest, QueryCompletion *completion);
+static bool other_languages_exist(void);
+static void languages_changed(Datum argument, int cache, uint32 hash);
 static List *cursors(void);
 static void finish(Portal portal);
 static void close_pinned(Portal portal);
@@ -76,6 +85,8 @@ leftovers_close_pinned(void)
 {
 	ListCell   *cell;
 
+	if (!other_languages_exist())
+		return;
 	foreach(cell, cursors())
 	{
 		Portal		portal = GetPortalByName(lfirst(cell));
@@ -83,6 +94,33 @@ leftovers_close_pinned(void)
 		if (PortalIsValid(portal) && portal->createSubid == GetCurrentSubTransactionId() && portal->portalPinned)
 			close_pinned(portal);
 	}
+}
+
+/* To list cursors takes as long as a few hooks do. */
+static bool
+other_languages_exist(void)
+{
+	static bool registered = false;
+	Statement	search;
+
+	if (languages_known)
+		return has_other_languages;
+	if (!registered)
+		CacheRegisterSyscacheCallback(LANGOID, languages_changed, (Datum) 0);
+	registered = true;
+	/* before looking: what changes meanwhile makes it unknown again; and an error leaves the safe side */
+	languages_known = has_other_languages = true;
+	statement_init(&search,
+				   "SELECT FROM pg_catalog.pg_language l"
+				   " WHERE l.lanispl AND l.lanname OPERATOR(pg_catalog.<>) 'plpgsql' LIMIT 1");
+	has_other_languages = (statement_run(&search) > 0);
+	return has_other_languages;
+}
+
+static void
+languages_changed(Datum argument, int cache, uint32 hash)
+{
+	languages_known = false;
 }
 
 static List *
