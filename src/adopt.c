@@ -44,9 +44,9 @@ static void move_strays_of(Stray *stray, int64 first, int64 end);
 static void open_for_stray(Stray *stray, Oid segment);
 static bool is_stray(const Frontier *stored, TupleTableSlot *slot);
 static void move_stray(Stray *stray, TupleTableSlot *slot);
-static bool enable_triggers_always(void);
+static void enable_triggers_always(void);
 static void advance_sequences(void);
-static void find_roles_again(void);
+static bool guards_were_off(void);
 
 static bool
 needs_adoption(const Frontier *frontier)
@@ -157,7 +157,7 @@ move_stray(Stray *stray, TupleTableSlot *slot)
  * pg_restore --disable-triggers enables them again as if they were ordinary ones, which
  * a session with session_replication_role = replica does not fire.
  */
-static bool
+static void
 enable_triggers_always(void)
 {
 	static const char *const triggers[][2] = {
@@ -166,7 +166,6 @@ enable_triggers_always(void)
 		{"handler", "guard_role"},
 		{"access", "guard_role"},
 	};
-	bool		any = false;
 
 	for (int i = 0; i < lengthof(triggers); i++)
 	{
@@ -182,9 +181,7 @@ enable_triggers_always(void)
 		statement_init(&statement, psprintf("ALTER TABLE outbox.%s ENABLE ALWAYS TRIGGER %s",
 											triggers[i][0], triggers[i][1]));
 		(void) statement_run(&statement);
-		any = true;
 	}
-	return any;
 }
 
 /* Logical replication brings the rows and leaves the sequences of their ids behind. */
@@ -207,40 +204,55 @@ advance_sequences(void)
 	}
 }
 
-/* Roles have other OIDs in another cluster. */
-static void
-find_roles_again(void)
+/* Whether numbers of roles came unseen: COPY with the guards off, or half on, as they are after a restore. */
+static bool
+guards_were_off(void)
 {
+	Statement	statement;
+
+	statement_init(&statement,
+				   "SELECT FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.=) 'guard_role'"
+				   " AND t.tgrelid IN ('outbox.handler'::pg_catalog.regclass, 'outbox.access'::pg_catalog.regclass)"
+				   " AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'");
+	return statement_run(&statement) > 0;
+}
+
+/*
+ * Whose the handlers and rights are that came with the data.  In another cluster roles have
+ * other numbers, and the names count; in the same one a role may have another name by now,
+ * and the names count only where there is no role of the number.
+ */
+void
+adopt_roles(bool other_cluster)
+{
+	bool		by_name = other_cluster || guards_were_off();
 	Statement	handlers;
 	Statement	access;
 
 	statement_init(&handlers,
 				   "UPDATE outbox.handler AS h SET role_oid = COALESCE((SELECT r.oid"
-				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) h.role_name), 0)");
+				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) h.role_name), 0)"
+				   " WHERE $1 OR NOT EXISTS (SELECT"
+				   " FROM pg_catalog.pg_roles o WHERE o.oid OPERATOR(pg_catalog.=) h.role_oid)");
+	bind_bool(&handlers, by_name);
 	(void) statement_run_guarded(&handlers);
 	statement_init(&access,
-				   "DELETE FROM outbox.access AS a WHERE NOT EXISTS (SELECT"
+				   "DELETE FROM outbox.access AS a WHERE ($1 OR NOT EXISTS (SELECT"
+				   " FROM pg_catalog.pg_roles o WHERE o.oid OPERATOR(pg_catalog.=) a.role_oid))"
+				   " AND (NOT EXISTS (SELECT"
 				   " FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name)"
 				   " OR EXISTS (SELECT FROM outbox.access b"
 				   " WHERE b.role_name OPERATOR(pg_catalog.=) a.role_name"
 				   " AND b.subscription IS NOT DISTINCT FROM a.subscription"
-				   " AND b.id OPERATOR(pg_catalog.>) a.id)");
+				   " AND b.id OPERATOR(pg_catalog.>) a.id))");
+	bind_bool(&access, by_name);
 	(void) statement_run_guarded(&access);
 	statement_init(&access,
 				   "UPDATE outbox.access AS a SET role_oid = r.oid FROM pg_catalog.pg_roles r"
-				   " WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name");
+				   " WHERE r.rolname OPERATOR(pg_catalog.=) a.role_name AND ($1 OR NOT EXISTS (SELECT"
+				   " FROM pg_catalog.pg_roles o WHERE o.oid OPERATOR(pg_catalog.=) a.role_oid))");
+	bind_bool(&access, by_name);
 	(void) statement_run_guarded(&access);
-}
-
-/*
- * Whose the handlers and rights are that came with the data.  In data that is no copy, as
- * far as can be known, triggers that do not always fire tell of a restore.
- */
-void
-adopt_roles(bool copied)
-{
-	if (enable_triggers_always() || copied)
-		find_roles_again();
 }
 
 Datum
@@ -266,7 +278,10 @@ outbox_adopt(PG_FUNCTION_ARGS)
 		PG_RETURN_BOOL(false);
 	}
 	segments_strike_out();		/* what another cluster has decided means nothing here */
-	adopt_roles(true);
+	identity_read(&identity);
+	adopt_roles(stored.id != 0 ? stored.system_identifier != system_identifier() :
+				!identity.exists || identity.other_cluster);
+	enable_triggers_always();
 	move_strays(&stored);
 	identity_take_over(true);
 	(void) identity_ensure();

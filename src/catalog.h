@@ -77,6 +77,7 @@ typedef struct Identity
 {
 	bool		exists;
 	bool		foreign;		/* made by another cluster or database */
+	bool		other_cluster;
 	int64		offset;			/* of positions */
 	bool		in_use;			/* first use is over: "default" was made */
 } Identity;
@@ -88,8 +89,8 @@ extern bool identity_is_copy(const Identity *identity);
 extern bool identity_is_here(int64 system_id, Oid database);
 /* gives new positions an offset above everything stored and makes the identity ours */
 extern void identity_take_over(bool force);
-/* adopt.c: gives handlers and rights to the roles of their names, where they came from elsewhere */
-extern void adopt_roles(bool copied);
+/* adopt.c: whose handlers and rights are that came with a copy */
+extern void adopt_roles(bool other_cluster);
 /* offset for new positions; gives a new one where the stored identity is foreign */
 extern int64 identity_offset_for_enqueue(void);
 /* under the routing lock: makes identity and the subscription "default" at first use; true: now */

@@ -46,6 +46,11 @@ PG_FUNCTION_INFO_V1(outbox_claim_batch);
 #define EXPIRE_PER_CLAIM	100
 /* A run that came back by expiry is handed out in so many pieces. */
 #define PIECES				10
+/*
+ * A pushed batch is kept in memory while its hooks are called.  Of large messages it has
+ * fewer, lest the memory that they need stop the claim, uncharged, again and again.
+ */
+#define BYTES_ENOUGH		(64 * 1024 * 1024)
 
 typedef struct Taking
 {
@@ -65,6 +70,8 @@ typedef struct Taking
 	bool		skipped;		/* others held runs that were due */
 	bool		changed;		/* others have just taken a part of runs that were due */
 	bool		piece;			/* a piece was taken: nothing else goes with it */
+	int64		bytes;			/* of large messages that are kept in memory */
+	bool		full;			/* these are enough for one claim */
 } Taking;
 
 static void take_ready(Taking *taking);
@@ -157,7 +164,7 @@ claim_take(Subscription *subscription, SubscriptionMode mode, int max, int64 lea
 	(void) claim_expire_in(taking.store, subscription, EXPIRE_PER_CLAIM);
 	uuid_v4(&taking.token);
 	take_ready(&taking);
-	if (claim->n < max && !taking.piece)
+	if (claim->n < max && !taking.piece && !taking.full)
 	{
 		bring_new(&taking);
 		take_ready(&taking);
@@ -211,7 +218,7 @@ bring_new(Taking *taking)
 	}
 	if (!routing_lock(ROUTING_WAIT_MS))
 		return;
-	(void) route_for(taking->subscription->id, taking->max - taking->claim->n, &wrote);
+	(void) route_for(taking->subscription->id, taking->max - taking->claim->n, &wrote, NULL);
 	if (!wrote)
 		routing_unlock();
 }
@@ -246,6 +253,8 @@ take_ready(Taking *taking)
 	foreach(cell, runs)
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (taking->full)
+			break;
 		take_from_run(taking, reader, lfirst(cell));
 	}
 	log_close(reader);
@@ -365,7 +374,7 @@ take_from_run(Taking *taking, LogReader *reader, Run *run)
 		limit = Min(limit, most);
 	}
 	found = read_messages(taking, reader, run, limit);
-	if (found < limit)
+	if (found < limit && !taking->full)
 		lose_messages(taking, run, found);
 	if (found == 0)
 		return;
@@ -407,13 +416,13 @@ read_messages(Taking *taking, LogReader *reader, Run *run, int limit)
 	bool		few = (limit < run->message_count / 4);
 	int			found = 0;
 
-	for (int i = 0; i < run->positions->n && found < limit; i++)
+	for (int i = 0; i < run->positions->n && found < limit && !taking->full; i++)
 	{
 		PositionRange *range = &run->positions->ranges[i];
 		int64		from = range->lower;
 		int64		step = few ? limit - found : range->upper - from;
 
-		while (found < limit && from < range->upper)
+		while (found < limit && from < range->upper && !taking->full)
 		{
 			int64		to = range->upper - from > step ? from + step : range->upper;
 
@@ -425,6 +434,7 @@ read_messages(Taking *taking, LogReader *reader, Run *run, int limit)
 	return found;
 }
 
+/* How many were found; fewer than the limit also where what was taken is large enough. */
 static int
 read_range(Taking *taking, LogReader *reader, int64 lower, int64 upper, int limit)
 {
@@ -433,7 +443,7 @@ read_range(Taking *taking, LogReader *reader, int64 lower, int64 upper, int limi
 	int			found = 0;
 
 	log_range(reader, lower, upper);
-	while (found < limit && (slot = log_next(reader)) != NULL)
+	while (found < limit && !taking->full && (slot = log_next(reader)) != NULL)
 	{
 		ClaimedMessage *message;
 
@@ -448,7 +458,11 @@ read_range(Taking *taking, LogReader *reader, int64 lower, int64 upper, int limi
 		message->tuple = ExecCopySlotHeapTuple(slot);
 		/* its hook is called after this commit, and then nothing keeps the segment from being truncated */
 		if (taking->subscription->mode == MODE_PUSHED && HeapTupleHasExternal(message->tuple))
+		{
 			message->tuple = toast_flatten_tuple(message->tuple, claim->log_desc);
+			taking->bytes += message->tuple->t_len;
+			taking->full = (taking->bytes > BYTES_ENOUGH);
+		}
 		message->position = log_position(slot);
 		message->created_at = log_created_at(slot);
 		found++;

@@ -302,6 +302,7 @@ work(Coordinator *coordinator, List **ready_roles)
 	ListCell   *cell;
 	Frontier	frontier;
 	int64		routed = 0;
+	bool		wrote;
 	bool		complete = false;
 
 	if (!session_extension_lock())
@@ -332,8 +333,7 @@ work(Coordinator *coordinator, List **ready_roles)
 		again_by(coordinator, clock_machine() + FIRST_ROWS_GRACE / 4);
 	else if (routing_lock(0))
 	{
-		routed = route(ROUTE_AT_ONCE);
-		coordinator->more = (routed >= ROUTE_AT_ONCE);
+		routed = route_for(0, ROUTE_AT_ONCE, &wrote, &coordinator->more);
 		complete = !coordinator->more;
 		if (routed > 0)
 			coordinator->routed_at = coordinator->turn_began;

@@ -95,6 +95,7 @@ read_row(Rows *rows, Identity *identity, ItemPointer tid)
 
 		identity->exists = true;
 		identity->foreign = !identity_is_here(system_id, database);
+		identity->other_cluster = (system_id != system_identifier());
 		identity->offset = DatumGetInt64(slot_getattr(slot, IDENTITY_POSITION_OFFSET + 1, &isnull));
 		identity->in_use = DatumGetBool(slot_getattr(slot, IDENTITY_IN_USE + 1, &isnull));
 		*tid = slot->tts_tid;
@@ -238,6 +239,9 @@ identity_take_over(bool force)
 		write_row(rows, NULL, 0, false);
 	snapshot_pop();
 	rows_close(rows);
+	/* adopt() asks more than the identity */
+	if (copied && !force)
+		adopt_roles(!identity.exists || identity.other_cluster);
 }
 
 /* Was what is stored enqueued elsewhere? */

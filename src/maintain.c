@@ -69,7 +69,7 @@ outbox_maintain(PG_FUNCTION_ARGS)
 	forget_dedupe_keys();
 	if (routing_lock(ROUTING_WAIT_MS))
 	{
-		routed = route_for(0, 0, &wrote);
+		routed = route_for(0, 0, &wrote, NULL);
 		turn_ring(&turn);
 		if (!wrote && !turn.wrote)
 			routing_unlock();

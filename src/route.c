@@ -325,11 +325,11 @@ route(int64 enough)
 {
 	bool		wrote;
 
-	return route_for(0, enough, &wrote);
+	return route_for(0, enough, &wrote, NULL);
 }
 
 int64
-route_for(int64 subscription_id, int64 enough, bool *wrote)
+route_for(int64 subscription_id, int64 enough, bool *wrote, bool *left)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox route",
 												  ALLOCSET_DEFAULT_SIZES);
@@ -357,15 +357,12 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		frontier_check_identity(&s1);
 		identity_read(&identity);
 		if (identity.foreign || frontier_is_foreign(&s1))
-		{
 			frontier_take_over_check();
-			adopt_roles(true);
-			*wrote = true;
-		}
 		if (identity.foreign)	/* and nothing stored */
 		{
 			identity_take_over(false);
 			identity_read(&identity);
+			*wrote = true;
 		}
 		if (frontier_is_foreign(&s1))
 		{
@@ -376,6 +373,7 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 			ours.id = frontier_append(&s1, &ours);
 			ours.created_at = 0;	/* that was another machine's clock */
 			s1 = ours;
+			*wrote = true;
 		}
 		frontier_of_snapshot(&s2, snapshot, identity.offset);
 		if (s2.horizon < s1.horizon)
@@ -398,6 +396,8 @@ route_for(int64 subscription_id, int64 enough, bool *wrote)
 		total += pass(&s1, &s2, snapshot, subscription_id, enough == 0 ? 0 : enough - total,
 					  &rows, wrote);
 		snapshot_pop();
+		if (left != NULL)
+			*left = s2.horizon < target;
 		more = s2.horizon < target && (enough == 0 || (total < enough && rows < ROUTE_ROWS_PER_CLAIM));
 		MemoryContextReset(context);
 	}

@@ -25,10 +25,12 @@ extern void routing_lock_wait(void);
  */
 extern int64 route(int64 enough);
 /*
- * The same, counting what was found for one subscription; *wrote: whether anything was
- * written, so that the lock is needed to the end of the transaction.
+ * The same, counting what was found for one subscription (0: for any).  *wrote: whether
+ * anything was written, so that the lock is needed to the end of the transaction; *left:
+ * whether it stopped before the end, which it also does behind many that nobody wants;
+ * or NULL.
  */
-extern int64 route_for(int64 subscription_id, int64 enough, bool *wrote);
+extern int64 route_for(int64 subscription_id, int64 enough, bool *wrote, bool *left);
 /* file what a new subscription should get from the past */
 extern int64 route_backlog(Subscription *subscription);
 /* file what this transaction has enqueued itself, of which so many are wanted; no lock needed */

@@ -245,6 +245,21 @@ SET default_transaction_read_only = on;
 SELECT * FROM outbox.maintain();
 RESET default_transaction_read_only;
 
+-- A batch is kept in memory while its hooks are called: of large messages it has fewer.
+CREATE TABLE seen_large (name text, claimed bigint);
+CREATE FUNCTION large(m outbox.message) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO seen_large SELECT m.name, sum(l.messages) FROM outbox.leases l WHERE l.subscription = 'large'
+$$;
+SELECT outbox.subscribe('large', 'large'), outbox.register_hook('large', 'large', subscription => 'large');
+ALTER TABLE outbox.log_0 ALTER payload SET STORAGE EXTERNAL;
+ALTER TABLE outbox.log_1 ALTER payload SET STORAGE EXTERNAL;
+ALTER TABLE outbox.log_2 ALTER payload SET STORAGE EXTERNAL;
+SELECT count(outbox.enqueue('large', to_jsonb(repeat('x', 35000000)))) FROM generate_series(1, 3);
+CALL outbox.drain('large');
+SELECT claimed, count(*) FROM seen_large GROUP BY 1 ORDER BY 1;
+DROP FUNCTION large;
+DROP TABLE seen_large;
+
 SELECT outbox.reset() > 0;
 DROP SCHEMA shop CASCADE;
 DROP EXTENSION outbox;

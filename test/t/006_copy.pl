@@ -157,28 +157,47 @@ sql($node, "SELECT outbox.enqueue('o.1', '1')", 'from_empty');
 is(claim_names($node, '', 'from_empty'), 'o.1', 'an empty copy adopts itself');
 is(claim_names($node, "subscription => 'own'", 'from_empty'), 'o.1', 'with its subscriptions');
 
-# So does one with handlers whose numbers of roles are another cluster's, since a restore switched the guards off; and where
-# the copy is not known for one, because its identity was left out.
-sql($node, 'CREATE DATABASE handled');
-sql($node, <<~'SQL', 'handled');
+# Whose handlers and limits are those of a copy that adopts itself?  In one of the same cluster the numbers of roles are
+# right, and a name may be old.
+sql($node, 'CREATE ROLE alice LOGIN; CREATE DATABASE model');
+sql($node, <<~'SQL', 'model');
 	CREATE EXTENSION outbox;
+	SELECT outbox.subscribe('pull', 'p.#'), outbox.subscribe('secret', 's.#');
 	CREATE FUNCTION public.hook(outbox.message) RETURNS void LANGUAGE sql AS 'SELECT';
+	SELECT outbox.grant_access('alice', 'consumer', 'default'), outbox.grant_access('consumer', 'consumer', 'default');
+	SET ROLE consumer;
 	SELECT outbox.register_hook('#', 'public.hook');
-	ALTER TABLE outbox.handler ENABLE TRIGGER guard_role;
-	SET session_replication_role = replica;
-	UPDATE outbox.handler SET role_oid = 1;
+	RESET ROLE;
+	SELECT outbox.reset();
 	SQL
-for my $left_out (0, 1)
-{
-	my $name = "handled_$left_out";
+sql($node, 'ALTER ROLE alice RENAME TO alicia');
+sql($node, 'CREATE DATABASE renamed TEMPLATE model', 'template1');
+sql($node, 'SELECT outbox.maintain()', 'renamed');
+is(sqlstate($node, "SET ROLE alicia; SELECT * FROM outbox.claim_batch(subscription => 'secret')", 'renamed'), '42501',
+	'a role that was renamed keeps its limits in a copy by template');
+is_sql($node, "SELECT role_oid = CAST('consumer' AS regrole) FROM outbox.handler", 't', 'and others their handlers', 'renamed');
 
-	sql($node, "CREATE DATABASE $name TEMPLATE handled", 'template1');
-	sql($node, 'DELETE FROM outbox.identity', $name) if $left_out;
-	sql($node, 'SELECT outbox.maintain()', $name);
-	is_sql($node, "SELECT h.role_oid = r.oid, t.tgenabled FROM outbox.handler h JOIN pg_roles r ON r.rolname = h.role_name, pg_trigger t"
-		. " WHERE t.tgrelid = CAST('outbox.handler' AS regclass) AND t.tgname = 'guard_role'", 't|A',
-		'an empty copy finds its roles' . ($left_out ? ', though nothing tells that it is one' : ''), $name);
+# In one that comes from another cluster the names count, also where the guards were off, and whatever is called first:
+# a claim, which has the deliveries open, or an enqueue, which makes the identity.
+$node->command_ok([ 'pg_dump', '-Fc', '-f', "$dump.3", $node->connstr('model') ], 'pg_dump of an outbox without messages');
+for my $first ("SELECT count(*) FROM outbox.claim_batch(subscription => 'pull')", "SELECT outbox.enqueue('x', '1')")
+{
+	my ($what) = $first =~ /outbox\.(\w+)/;
+	my $database = "first_$what";
+
+	sql($target, "CREATE DATABASE $database");
+	$target->command_ok([ 'pg_restore', '--exit-on-error', '--no-privileges', '-d', $target->connstr($database), "--section=$_->[0]", @$_[1 .. $#$_], "$dump.3" ],
+		"restored: $_->[0]")
+	  for [ 'pre-data' ], [ 'data', '--disable-triggers' ], [ 'post-data' ];
+	is_sql($target, "SELECT role_name, role_oid = CAST('consumer' AS regrole) FROM outbox.handler", 'consumer|f', 'the number is that of the other cluster', $database);
+	sql($target, $first, $database);
+	is_sql($target, "SELECT role_oid = CAST('consumer' AS regrole) FROM outbox.handler", 't', "$what comes first: the handler is its role's", $database);
+	is_sql($target, "SELECT role_name, role_oid = CAST('consumer' AS regrole) FROM outbox.access", 'consumer|t', 'so is the limit, and that of nobody is gone', $database);
 }
+# The identity was left out of the copy: that the guards are half on is all that tells of it.
+sql($target, "DELETE FROM outbox.identity; SET session_replication_role = replica; UPDATE outbox.handler SET role_oid = 1", 'first_claim_batch');
+sql($target, 'SELECT outbox.maintain()', 'first_claim_batch');
+is_sql($target, "SELECT role_oid = CAST('consumer' AS regrole) FROM outbox.handler", 't', 'without an identity too', 'first_claim_batch');
 
 $node->stop;
 $target->stop;
