@@ -47,11 +47,12 @@ typedef enum ChangeKind
 	CHANGE_SETTINGS,			/* who is connected has old ones */
 	CHANGE_DATABASE,			/* the same, and it may be one to serve now */
 	CHANGE_NEW_NAME,			/* it may be one to serve now, and nobody is connected */
+	CHANGE_RESUMED,				/* the same, and also where the transaction fails */
 	CHANGE_ROLE,				/* it may be able to connect now */
 	CHANGE_ROLE_NAME
 } ChangeKind;
 
-/* what is to be told at the commit */
+/* what is to be told at the end of the transaction */
 typedef struct Change
 {
 	ChangeKind	kind;
@@ -79,7 +80,7 @@ static void after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone);
 static void after_drop(Oid wanted, Oid alone);
 static bool is_served(void);
 static void tell_of_database(ChangeKind kind, const char *name);
-static void tell_at_commit(ChangeKind kind, Oid database, Oid role);
+static void tell_at_end(ChangeKind kind, Oid database, Oid role);
 static void transaction_end(XactEvent event, void *arg);
 
 void
@@ -275,8 +276,11 @@ resume(Oid database)
 {
 	DatabaseSlot *slot = database_slot(database, false);
 
-	if (slot != NULL)
-		database_resume(slot);
+	if (slot == NULL)
+		return;
+	database_resume(slot);
+	/* a probe that had to make way has not looked; another would wait for our locks till the end */
+	tell_at_end(CHANGE_RESUMED, database, InvalidOid);
 }
 
 /*
@@ -304,17 +308,17 @@ after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone)
 			tell_of_database(CHANGE_DATABASE, castNode(AlterDatabaseStmt, statement)->dbname);
 			break;
 		case T_AlterRoleSetStmt:
-			tell_at_commit(CHANGE_SETTINGS, InvalidOid, castNode(AlterRoleSetStmt, statement)->role == NULL ? InvalidOid :
+			tell_at_end(CHANGE_SETTINGS, InvalidOid, castNode(AlterRoleSetStmt, statement)->role == NULL ? InvalidOid :
 						   get_rolespec_oid(castNode(AlterRoleSetStmt, statement)->role, true));
 			break;
 		case T_AlterRoleStmt:
-			tell_at_commit(CHANGE_ROLE, InvalidOid, get_rolespec_oid(castNode(AlterRoleStmt, statement)->role, true));
+			tell_at_end(CHANGE_ROLE, InvalidOid, get_rolespec_oid(castNode(AlterRoleStmt, statement)->role, true));
 			break;
 		case T_RenameStmt:
 			if (castNode(RenameStmt, statement)->renameType == OBJECT_ROLE)
-				tell_at_commit(CHANGE_ROLE_NAME, InvalidOid, InvalidOid);
+				tell_at_end(CHANGE_ROLE_NAME, InvalidOid, InvalidOid);
 			else if (OidIsValid(wanted))
-				tell_at_commit(CHANGE_NEW_NAME, wanted, InvalidOid);
+				tell_at_end(CHANGE_NEW_NAME, wanted, InvalidOid);
 			break;
 		case T_TransactionStmt:
 			if (castNode(TransactionStmt, statement)->kind == TRANS_STMT_COMMIT_PREPARED && is_served())
@@ -368,11 +372,11 @@ tell_of_database(ChangeKind kind, const char *name)
 	Oid			database = get_database_oid(name, true);
 
 	if (OidIsValid(database))
-		tell_at_commit(kind, database, InvalidOid);
+		tell_at_end(kind, database, InvalidOid);
 }
 
 static void
-tell_at_commit(ChangeKind kind, Oid database, Oid role)
+tell_at_end(ChangeKind kind, Oid database, Oid role)
 {
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
 	Change	   *change = palloc(sizeof(Change));
@@ -390,10 +394,12 @@ transaction_end(XactEvent event, void *arg)
 
 	if (event != XACT_EVENT_COMMIT && event != XACT_EVENT_ABORT && event != XACT_EVENT_PREPARE)
 		return;
-	foreach(cell, event == XACT_EVENT_COMMIT ? changes : NIL)
+	foreach(cell, changes)
 	{
 		Change	   *change = lfirst(cell);
 
+		if (event != XACT_EVENT_COMMIT && change->kind != CHANGE_RESUMED)
+			continue;
 		if (change->kind == CHANGE_ROLE)
 		{
 			workers_try_again(change->role);
@@ -404,7 +410,7 @@ transaction_end(XactEvent event, void *arg)
 			wake_all_databases(WORK_ROLES);
 			continue;
 		}
-		if (change->kind != CHANGE_NEW_NAME)
+		if (change->kind != CHANGE_NEW_NAME && change->kind != CHANGE_RESUMED)
 			(void) workers_ask_to_leave(change->database, change->role);
 		if (change->kind != CHANGE_SETTINGS)
 			request_probe(change->database);

@@ -144,10 +144,7 @@ database_suspend(DatabaseSlot *slot)
 void
 database_resume(DatabaseSlot *slot)
 {
-	Oid			database;
-
 	LWLockAcquire(worker_state->lock, LW_EXCLUSIVE);
-	database = slot->database;
 	for (int i = 0; i < SUSPENDERS_MAX; i++)
 	{
 		if (slot->suspenders[i] == MyProcPid)
@@ -162,9 +159,7 @@ database_resume(DatabaseSlot *slot)
 			worker_state->pushers[i].not_before = DT_NOBEGIN;
 	}
 	LWLockRelease(worker_state->lock);
-	/* a probe that was asked to leave has not looked, and the launcher starts none meanwhile */
-	if (OidIsValid(database))
-		request_probe(database);
+	wake_launcher();
 }
 
 /* The caller holds the lock. */
