@@ -499,10 +499,15 @@ move_part(DeliveryGroup *group, Lease *lease, Run *part, Run *rest, const Delive
 	}
 }
 
-/* What is left of the batch has waited for its neighbours: their settlement is its progress. */
+/*
+ * What is left of the batch has waited for its neighbours: their settlement is its progress.
+ * Half of a lease is enough until the next group holds the rows; to write all that is left
+ * behind each group would cost more than the groups, where each message has its own row.
+ */
 static void
 renew(const DeliveryGroup *group, Lease *lease)
 {
+	int64		length = Min(group->batch->subscription->lease, lease->max_active);
 	TimestampTz now = clock_now();
 
 	if (group->n == 0)
@@ -511,10 +516,9 @@ renew(const DeliveryGroup *group, Lease *lease)
 	{
 		Run		   *run = lease->runs[i];
 
-		if (run == NULL)
+		if (run == NULL ||
+			(run->locked_until - now > length / 2 && run->active_until - now > lease->max_active / 2))
 			continue;
-		run_renew(lease->store, run,
-				  now + Min(group->batch->subscription->lease, lease->max_active),
-				  now + lease->max_active);
+		run_renew(lease->store, run, now + length, now + lease->max_active);
 	}
 }

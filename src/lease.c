@@ -191,16 +191,13 @@ static void
 note_progress(Lease *lease, TimestampTz now)
 {
 	Run		   *run = NULL;
-	RunScan    *scan;
 
 	for (int i = 0; i < lease->n && run == NULL; i++)
 		run = lease->runs[i];
 	if (run == NULL)
 	{
 		/* the first row was the one that went: the next has a higher id */
-		scan = runs_of_token(lease->store, snapshot_push(), &lease->token);
-		run = run_next(scan);
-		run_scan_end(scan);
+		run = run_first_of_token(lease->store, snapshot_push(), &lease->token);
 		if (run != NULL && run_lock(lease->store, run, LockWaitBlock) != RUN_LOCKED)
 			run = NULL;
 		snapshot_pop();

@@ -74,6 +74,7 @@ typedef struct RowHint
 
 static RowHint last_delivered;
 static RowHint first_of_token;
+static pg_uuid_t first_token;	/* that is the token */
 
 /* a change of outbox.delivery is under way that is ours: see floor.c */
 static bool writing = false;
@@ -85,6 +86,7 @@ static RunScan *scan_times(RunStore *store, OutboxObject index, Snapshot snapsho
 static void set_time(Datum *values, bool *nulls, int column, TimestampTz time);
 static RunScan *scan_index(RunStore *store, OutboxObject index, Snapshot snapshot,
 						   ScanDirection direction, int n_keys, ScanKey keys);
+static void forget_first(void);
 static bool run_fetch(RunStore *store, Snapshot snapshot, RowHint *hint, Run *run);
 static void transaction_end(XactEvent event, void *arg);
 static void savepoint_end(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg);
@@ -360,18 +362,23 @@ runs_leased(RunStore *store, Snapshot snapshot, int64 subscription_id,
 	return scan_times(store, OB_DELIVERY_LEASE_IDX, snapshot, subscription_id, from, until);
 }
 
+/* Not from before the first that was found: entries of rows that went may still be there. */
 RunScan *
 runs_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
 {
-	ScanKeyData key;
+	bool		known = (memcmp(&first_token, token, sizeof(pg_uuid_t)) == 0);
+	ScanKeyData keys[2];
 
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(token));
-	return scan_index(store, OB_DELIVERY_TOKEN_IDX, snapshot, ForwardScanDirection, 1, &key);
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(token));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE,
+				Int64GetDatum(known ? first_of_token.id : PG_INT64_MIN));
+	return scan_index(store, OB_DELIVERY_TOKEN_IDX, snapshot, ForwardScanDirection, 2, keys);
 }
 
 /*
  * The first of a token, by id, or NULL.  What a token holds only gets less: which row was the
- * first is so as long as it is one of them, and nothing is rolled back.
+ * first is so as long as it is one of them, and no other comes before it, unless something is
+ * rolled back.
  */
 Run *
 run_first_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
@@ -386,7 +393,10 @@ run_first_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
 	run = run_next(scan);
 	run_scan_end(scan);
 	if (run != NULL)
+	{
 		first_of_token = (RowHint) {run->id, run->tid};
+		first_token = *token;
+	}
 	return run;
 }
 
@@ -403,19 +413,26 @@ run_fetch(RunStore *store, Snapshot snapshot, RowHint *hint, Run *run)
 	return run->id == hint->id;
 }
 
+static void
+forget_first(void)
+{
+	first_of_token = (RowHint) {0};
+	memset(&first_token, 0, sizeof(first_token));
+}
+
 /* Rows that were before the first one of the token may be back. */
 static void
 transaction_end(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
-		first_of_token = (RowHint) {0};
+		forget_first();
 }
 
 static void
 savepoint_end(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-		first_of_token = (RowHint) {0};
+		forget_first();
 }
 
 static RunScan *
