@@ -279,7 +279,8 @@ outbox_adopt(PG_FUNCTION_ARGS)
 	}
 	segments_strike_out();		/* what another cluster has decided means nothing here */
 	identity_read(&identity);
-	adopt_roles(stored.id != 0 ? stored.system_identifier != system_identifier() :
+	/* a stop says nothing of where the data comes from, but then the identity does, or has */
+	adopt_roles(stored.id > 0 ? stored.system_identifier != system_identifier() :
 				!identity.exists || identity.other_cluster);
 	enable_triggers_always();
 	move_strays(&stored);

@@ -124,6 +124,7 @@ typedef struct Batch
 	Place	   *places;			/* of all messages, by position; made by the first group */
 	pg_uuid_t	token;
 	int			next;			/* first message that was not dealt with */
+	TimestampTz held_at;		/* when what is left was held last, and no group had begun */
 	bool		own_commit;		/* drain(): a group ends with a commit, and so after a while */
 	bool		deferred;		/* there are initially deferred constraints */
 	DeliveryCounts counts;

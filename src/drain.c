@@ -68,6 +68,7 @@ typedef struct Drain
 
 /* what was claimed and is not dealt with: a worker that is stopped gives it back */
 static pg_uuid_t live_token;
+static TimestampTz live_held_at;
 static bool has_live_token = false;
 
 PG_FUNCTION_INFO_V1(outbox_drain);
@@ -80,6 +81,7 @@ static Datum drain_result(const Drain *drain, FunctionCallInfo fcinfo);
 static void drain_run(Drain *drain, const char *name);
 static bool deliver_next_batch(Drain *drain, const Target *target);
 static Batch *take_batch(Drain *drain, const Target *target);
+static void hold(Batch *batch);
 static void deliver_batch(Drain *drain, Batch *batch);
 static void deliver_alone(Drain *drain, Batch *batch);
 static void charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *error);
@@ -173,7 +175,7 @@ drain_give_back(void)
 	if (!session_extension_lock() || (store = runs_open_if_free()) == NULL)
 		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	lease = lease_lock_if_free(store, &live_token, clock_now());
+	lease = lease_lock_if_free(store, &live_token, live_held_at);
 	running = deliver_running(&settlement.handler);
 	if (running >= 0)
 	{
@@ -340,6 +342,7 @@ take_batch(Drain *drain, const Target *target)
 		ForceSyncCommit();
 		/* from here on, for who is terminated right after the commit */
 		live_token = batch->claim->messages[0].run->claim_token;
+		live_held_at = clock_now();
 		has_live_token = true;
 	}
 	if ((error = end_transaction(drain)) != NULL)
@@ -349,9 +352,20 @@ take_batch(Drain *drain, const Target *target)
 
 	batch->subscription = subscription;
 	batch->token = batch->claim->messages[0].run->claim_token;
+	hold(batch);
 	batch->own_commit = drain->own_commit;
 	batch->deferred = drain->deferred;
 	return batch;
+}
+
+/*
+ * From here on the batch's leases count as in time, until they are taken back: a group that
+ * fails after a long hook, or a worker that is stopped in it, has held the rest by its locks.
+ */
+static void
+hold(Batch *batch)
+{
+	batch->held_at = live_held_at = clock_now();
 }
 
 static void
@@ -465,6 +479,7 @@ accept_group(Drain *drain, Batch *batch, DeliveryGroup *group)
 	counts->dead += group->counts.dead;
 	counts->unhandled += group->counts.unhandled;
 	batch->next += group->n;
+	hold(batch);
 	drain->unsettled = 0;
 	if (group->cancel != NULL)
 		stop(drain, batch, batch->next, group->cancel);

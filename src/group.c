@@ -136,7 +136,7 @@ static Lease *
 group_open(DeliveryGroup *group)
 {
 	PushActiveSnapshot(GetTransactionSnapshot());
-	return lease_lock(runs_open(), &group->batch->token, clock_now());
+	return lease_lock(runs_open(), &group->batch->token, group->batch->held_at);
 }
 
 static void
@@ -188,7 +188,7 @@ release_work(void *arg)
 		PopActiveSnapshot();
 		return;
 	}
-	lease = lease_lock_if_free(store, &group->batch->token, clock_now());
+	lease = lease_lock_if_free(store, &group->batch->token, group->batch->held_at);
 	for (group->n = 0; group->n < group->limit; group->n++)
 		group->deliveries[group->n].result = DELIVERY_RELEASED;
 	settle(group, lease);

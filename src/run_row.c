@@ -386,7 +386,8 @@ run_first_of_token(RunStore *store, Snapshot snapshot, const pg_uuid_t *token)
 	Run		   *run = palloc(sizeof(Run));
 	RunScan    *scan;
 
-	if (run_fetch(store, snapshot, &first_of_token, run) && run->state == RUN_LEASED &&
+	if (memcmp(&first_token, token, sizeof(pg_uuid_t)) == 0 &&
+		run_fetch(store, snapshot, &first_of_token, run) && run->state == RUN_LEASED &&
 		memcmp(&run->claim_token, token, sizeof(pg_uuid_t)) == 0)
 		return run;
 	scan = runs_of_token(store, snapshot, token);

@@ -47,7 +47,7 @@ typedef enum ChangeKind
 	CHANGE_SETTINGS,			/* who is connected has old ones */
 	CHANGE_DATABASE,			/* the same, and it may be one to serve now */
 	CHANGE_NEW_NAME,			/* it may be one to serve now, and nobody is connected */
-	CHANGE_RESUMED,				/* the same, and also where the transaction fails */
+	CHANGE_RESUMED,				/* the same, and it was suspended: also where it fails */
 	CHANGE_ROLE,				/* it may be able to connect now */
 	CHANGE_ROLE_NAME
 } ChangeKind;
@@ -271,15 +271,18 @@ anybody_connected(Oid database, bool signal_them)
 	return any;
 }
 
+/*
+ * At once only where the command has failed: else its locks are held to the end of the
+ * transaction, and whoever is started before waits for them.  A probe that had to make way
+ * has not looked, so then another is asked for.
+ */
 static void
 resume(Oid database)
 {
 	DatabaseSlot *slot = database_slot(database, false);
 
-	if (slot == NULL)
-		return;
-	database_resume(slot);
-	/* a probe that had to make way has not looked; another would wait for our locks till the end */
+	if (slot != NULL)
+		database_resume(slot);
 	tell_at_end(CHANGE_RESUMED, database, InvalidOid);
 }
 
@@ -333,7 +336,7 @@ after_success(NodeTag tag, Node *statement, Oid wanted, Oid alone)
 			break;
 	}
 	if (OidIsValid(alone))
-		resume(alone);
+		tell_at_end(CHANGE_RESUMED, alone, InvalidOid);
 }
 
 /* With IF EXISTS it may have been dropped by somebody else meanwhile, or have another name now. */
@@ -348,7 +351,7 @@ after_drop(Oid wanted, Oid alone)
 	if (SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(wanted)))
 	{
 		if (OidIsValid(alone))
-			resume(alone);
+			tell_at_end(CHANGE_RESUMED, alone, InvalidOid);
 		return;
 	}
 	if (OidIsValid(alone) && slot != NULL)
@@ -386,7 +389,7 @@ tell_at_end(ChangeKind kind, Oid database, Oid role)
 	MemoryContextSwitchTo(caller);
 }
 
-/* Nothing here can fail: the transaction is committed. */
+/* Nothing here can fail: the transaction has ended. */
 static void
 transaction_end(XactEvent event, void *arg)
 {
@@ -398,7 +401,18 @@ transaction_end(XactEvent event, void *arg)
 	{
 		Change	   *change = lfirst(cell);
 
-		if (event != XACT_EVENT_COMMIT && change->kind != CHANGE_RESUMED)
+		if (change->kind == CHANGE_RESUMED)
+		{
+			DatabaseSlot *slot = database_slot(change->database, false);
+
+			if (slot != NULL)
+				database_resume(slot);
+			/* a prepared transaction keeps its locks */
+			if (event != XACT_EVENT_PREPARE)
+				request_probe(change->database);
+			continue;
+		}
+		if (event != XACT_EVENT_COMMIT)
 			continue;
 		if (change->kind == CHANGE_ROLE)
 		{
@@ -410,7 +424,7 @@ transaction_end(XactEvent event, void *arg)
 			wake_all_databases(WORK_ROLES);
 			continue;
 		}
-		if (change->kind != CHANGE_NEW_NAME && change->kind != CHANGE_RESUMED)
+		if (change->kind != CHANGE_NEW_NAME)
 			(void) workers_ask_to_leave(change->database, change->role);
 		if (change->kind != CHANGE_SETTINGS)
 			request_probe(change->database);

@@ -176,6 +176,13 @@ sql($node, 'SELECT outbox.maintain()', 'renamed');
 is(sqlstate($node, "SET ROLE alicia; SELECT * FROM outbox.claim_batch(subscription => 'secret')", 'renamed'), '42501',
 	'a role that was renamed keeps its limits in a copy by template');
 is_sql($node, "SELECT role_oid = CAST('consumer' AS regrole) FROM outbox.handler", 't', 'and others their handlers', 'renamed');
+sql($node, "SELECT outbox.enqueue('s.1', '1')", 'model');
+sql($node, 'CREATE DATABASE renamed_full TEMPLATE model', 'template1');
+sql($node, "SELECT outbox.enqueue('s.2', '2')", 'renamed_full');
+is_sql($node, 'SELECT outbox.adopt()', 't', 'one with messages is adopted', 'renamed_full');
+is(sqlstate($node, "SET ROLE alicia; SELECT * FROM outbox.claim_batch(subscription => 'secret')", 'renamed_full'), '42501',
+	'and the limit is kept there too');
+sql($node, 'SELECT outbox.reset()', 'model');
 
 # In one that comes from another cluster the names count, also where the guards were off, and whatever is called first:
 # a claim, which has the deliveries open, or an enqueue, which makes the identity.

@@ -115,6 +115,16 @@ for my $command ('DROP DATABASE c_idle', 'ALTER DATABASE c_idle RENAME TO mine',
 }
 is(worker_pid($node, 'coordinator', database => 'c_idle'), $pid, 'and has stopped nobody by trying');
 
+# While a transaction that has renamed it is open, nobody is started for it, who would wait for its locks and take others' place.
+busy_database('half_renamed', 'idle');
+my $renamer = session($node, 'postgres');
+$renamer->query_safe('BEGIN; ALTER DATABASE half_renamed RENAME TO other_name');
+is_served('others are served meanwhile', 'c_idle');
+is_sql($node, "SELECT count(*) FROM outbox.workers WHERE database IN ('half_renamed', 'other_name')", '0', 'nobody waits for its locks', 'c_idle');
+$renamer->query_safe('ROLLBACK');
+$renamer->quit;
+is_served('served when that is over', 'half_renamed');
+
 # DROP DATABASE ... WITH (FORCE), and IF EXISTS of what does not exist
 busy_database('forced', 'hanging');
 works('DROP DATABASE forced WITH (FORCE)', 'DROP DATABASE WITH (FORCE)');
