@@ -46,6 +46,7 @@ static bool is_stray(const Frontier *stored, TupleTableSlot *slot);
 static void move_stray(Stray *stray, TupleTableSlot *slot);
 static void enable_triggers_always(void);
 static void advance_sequences(void);
+static bool fires_always(const char *table, const char *trigger);
 static bool guards_were_off(void);
 
 static bool
@@ -171,12 +172,7 @@ enable_triggers_always(void)
 	{
 		Statement	statement;
 
-		statement_init(&statement, psprintf("SELECT FROM pg_catalog.pg_trigger t"
-											" WHERE t.tgrelid OPERATOR(pg_catalog.=) 'outbox.%s'::pg_catalog.regclass"
-											" AND t.tgname OPERATOR(pg_catalog.=) '%s'"
-											" AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'",
-											triggers[i][0], triggers[i][1]));
-		if (statement_run(&statement) == 0)
+		if (fires_always(triggers[i][0], triggers[i][1]))
 			continue;
 		statement_init(&statement, psprintf("ALTER TABLE outbox.%s ENABLE ALWAYS TRIGGER %s",
 											triggers[i][0], triggers[i][1]));
@@ -204,17 +200,24 @@ advance_sequences(void)
 	}
 }
 
+static bool
+fires_always(const char *table, const char *trigger)
+{
+	Statement	statement;
+
+	statement_init(&statement, psprintf("SELECT FROM pg_catalog.pg_trigger t"
+										" WHERE t.tgrelid OPERATOR(pg_catalog.=) 'outbox.%s'::pg_catalog.regclass"
+										" AND t.tgname OPERATOR(pg_catalog.=) '%s'"
+										" AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'",
+										table, trigger));
+	return statement_run(&statement) == 0;
+}
+
 /* Whether numbers of roles came unseen: COPY with the guards off, or half on, as they are after a restore. */
 static bool
 guards_were_off(void)
 {
-	Statement	statement;
-
-	statement_init(&statement,
-				   "SELECT FROM pg_catalog.pg_trigger t WHERE t.tgname OPERATOR(pg_catalog.=) 'guard_role'"
-				   " AND t.tgrelid IN ('outbox.handler'::pg_catalog.regclass, 'outbox.access'::pg_catalog.regclass)"
-				   " AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'");
-	return statement_run(&statement) > 0;
+	return !fires_always("handler", "guard_role") || !fires_always("access", "guard_role");
 }
 
 /*

@@ -95,8 +95,8 @@ typedef struct Lease
  * out, unless this very transaction claimed them.  n = 0: nothing is held.
  */
 extern Lease *lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at);
-/* the same without waiting: n = 0 also where somebody is in the way */
-extern Lease *lease_lock_if_free(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at);
+/* the same without waiting: NULL where somebody has locked the tables, n = 0 where he has the rows */
+extern Lease *lease_lock_if_free(const pg_uuid_t *token, TimestampTz asked_at);
 /* only what settling this message needs */
 extern Lease *lease_lock_one(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at, int64 position);
 /* settle one message; NULL if the lease does not hold it; else the settled run */

@@ -167,15 +167,19 @@ void
 drain_give_back(void)
 {
 	Settlement	settlement = {.outcome = OUTCOME_FAILED};
-	RunStore   *store;
 	Lease	   *lease;
 	int64		running;
 
 	has_live_token = false;
-	if (!session_extension_lock() || (store = runs_open_if_free()) == NULL)
+	if (!session_extension_lock())
 		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	lease = lease_lock_if_free(store, &live_token, live_held_at);
+	lease = lease_lock_if_free(&live_token, live_held_at);
+	if (lease == NULL)
+	{
+		PopActiveSnapshot();
+		return;
+	}
 	running = deliver_running(&settlement.handler);
 	if (running >= 0)
 	{
@@ -337,12 +341,12 @@ take_batch(Drain *drain, const Target *target)
 								  drain->worker, false);
 	}
 	PopActiveSnapshot();
+	hold(batch);
 	if (batch->claim != NULL && batch->claim->n > 0 && drain->own_commit)
 	{
 		ForceSyncCommit();
 		/* from here on, for who is terminated right after the commit */
 		live_token = batch->claim->messages[0].run->claim_token;
-		live_held_at = clock_now();
 		has_live_token = true;
 	}
 	if ((error = end_transaction(drain)) != NULL)
@@ -352,7 +356,6 @@ take_batch(Drain *drain, const Target *target)
 
 	batch->subscription = subscription;
 	batch->token = batch->claim->messages[0].run->claim_token;
-	hold(batch);
 	batch->own_commit = drain->own_commit;
 	batch->deferred = drain->deferred;
 	return batch;
@@ -442,12 +445,6 @@ charge_message(Drain *drain, Batch *batch, const Handler *handler, ErrorData *er
 	DeliveryGroup group;
 	ErrorData  *failure;
 
-	if (handler != NULL && handler->channel != NULL)
-		ereport(WARNING,
-				(errcode(error->sqlerrcode),
-				 errmsg("a notification of subscription \"%s\" could not be sent: %s",
-						batch->subscription->name, error->message),
-				 errdetail("It is tried again in ten seconds.")));
 	failure = group_charge(&group, batch, handler, error);
 	if (failure == NULL)
 		failure = end_transaction(drain);

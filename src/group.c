@@ -86,7 +86,14 @@ group_charge(DeliveryGroup *group, Batch *batch, const Handler *handler, ErrorDa
 	group->charge.error = error;
 	/* not by its message's fault: others have filled the queue meanwhile */
 	if (handler != NULL && handler->channel != NULL)
+	{
 		delivery_put_off(&group->charge);
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("a notification of subscription \"%s\" could not be sent: %s",
+						batch->subscription->name, error->message),
+				 errdetail("It is tried again in ten seconds.")));
+	}
 	return group_try(group, batch, charge_work);
 }
 
@@ -178,17 +185,15 @@ static void
 release_work(void *arg)
 {
 	DeliveryGroup *group = arg;
-	RunStore   *store;
 	Lease	   *lease;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	store = runs_open_if_free();
-	if (store == NULL)
+	lease = lease_lock_if_free(&group->batch->token, group->batch->held_at);
+	if (lease == NULL)
 	{
 		PopActiveSnapshot();
 		return;
 	}
-	lease = lease_lock_if_free(store, &group->batch->token, group->batch->held_at);
 	for (group->n = 0; group->n < group->limit; group->n++)
 		group->deliveries[group->n].result = DELIVERY_RELEASED;
 	settle(group, lease);

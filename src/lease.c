@@ -88,11 +88,12 @@ lease_lock(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
 	return lock_lease(store, token, asked_at, -1, LockWaitBlock);
 }
 
-/* Without waiting: holds nothing where somebody is in the way. */
 Lease *
-lease_lock_if_free(RunStore *store, const pg_uuid_t *token, TimestampTz asked_at)
+lease_lock_if_free(const pg_uuid_t *token, TimestampTz asked_at)
 {
-	return lock_lease(store, token, asked_at, -1, LockWaitSkip);
+	RunStore   *store = runs_open_if_free();
+
+	return store == NULL ? NULL : lock_lease(store, token, asked_at, -1, LockWaitSkip);
 }
 
 /* The rows to lock, in order of id; all of the token's without a position. */

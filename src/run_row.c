@@ -16,8 +16,8 @@
 #include "access/xact.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -74,7 +74,7 @@ typedef struct RowHint
 
 static RowHint last_delivered;
 static RowHint first_of_token;
-static pg_uuid_t first_token;	/* that is the token */
+static pg_uuid_t first_token;	/* of which token that is the first */
 
 /* a change of outbox.delivery is under way that is ours: see floor.c */
 static bool writing = false;

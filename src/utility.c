@@ -5,7 +5,7 @@
  * DROP DATABASE, ALTER DATABASE … RENAME or SET TABLESPACE and CREATE DATABASE … TEMPLATE
  * fail where somebody else is connected.  Test frameworks run them all day.  So the
  * database is suspended first: its processes are asked to leave, those that do not are
- * terminated, and none is started until the command has ended.  Only for those who could
+ * terminated, and none is started until its transaction has ended.  Only for those who could
  * run the command: others shall not stop a worker by trying.
  *
  * Also: DROP EXTENSION waits for our processes; COMMIT PREPARED wakes the coordinator, since no commit callback of the

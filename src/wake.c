@@ -12,9 +12,7 @@
 #include "worker.h"
 
 #include "access/xact.h"
-#include "commands/async.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
 
